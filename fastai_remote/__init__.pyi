@@ -17,10 +17,14 @@ from .core import StoreUnavailable as StoreUnavailable
 from .core import UnknownField as UnknownField
 from .core import UnsupportedFormat as UnsupportedFormat
 from .ingest.index import index_shards as index_shards
+from .ingest.redis import to_redis as to_redis
 from .ingest.report import IngestError as IngestError
 from .ingest.report import IngestReport as IngestReport
-from .ingest.run import to_redis as to_redis
 from .ingest.shards import to_shards as to_shards
+from .ingest.stores import MemoryStore as MemoryStore
+from .ingest.stores import RedisStore as RedisStore
+from .ingest.stores import ShardStore as ShardStore
+from .ingest.stores import TieredStore as TieredStore
 from .ingest.verify import VerifyReport as VerifyReport
 from .load.audio import CropAudio as CropAudio
 from .load.dataset import RemoteDataset as RemoteDataset
@@ -47,13 +51,9 @@ from .source.img2dataset import img2dataset_samples as img2dataset_samples
 from .source.shrink import shrink as shrink
 from .source.tars import DamagedTar as DamagedTar
 from .source.tars import tar_samples as tar_samples
-from .store.base import MemoryStore as MemoryStore
 from .store.base import Store as Store
-from .store.redis import RedisStore as RedisStore
 from .store.server import redis_server as redis_server
-from .store.shards import ShardStore as ShardStore
 from .store.storage import s3_options as s3_options
-from .store.tiered import TieredStore as TieredStore
 from .write.redis import RedisWriter as RedisWriter
 
 __version__: str

@@ -32,9 +32,8 @@ from .load.splitters import default_splitter
 from .load.texts import TextOptions
 from .store.address import concealed, public_url
 from .store.base import Store
-from .store.redis import RedisStore
+from .ingest.stores import RedisStore, ShardStore
 from .store.redis_link import REDIS_SCHEMES
-from .store.shards import ShardStore
 
 # %% ../nbs/04_block.ipynb #6a573930
 def RedisBlock(

@@ -17,6 +17,7 @@ from .clock import Clock, use_clock
 from .codec.base import Codec
 from .core import StoreBusy, StoreExists, UnknownField
 from .ingest.run import ingest
+from .ingest.verify import verify_store
 from .source.base import IndexedSource, Source, StreamedSource
 from .store.base import Store
 from .write.base import MemoryWriter, Writer
@@ -80,7 +81,7 @@ class StoreTests:
         for other in (pickle.loads(pickle.dumps(store)), pickle.loads(pickle.dumps(store.opener()))()):
             assert repr(other) and other.get_many([3], 'txt')=={'txt':[b'number 3']} and len(other)==self.n
 
-    def test_verify_finds_no_damage(self): assert self.make().verify(num_workers=1).bad==0
+    def test_verify_finds_no_damage(self): assert verify_store(self.make(), num_workers=1).bad==0
 
 # %% ../nbs/05_testing.ipynb #deed44b5
 def _fails_if_odd(raw):

@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from fastai_remote.codec import fields
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.redis import RedisStore
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import RedisStore, ShardStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from clusters import LocalCluster, wait_for

@@ -15,11 +15,11 @@ from PIL import Image
 
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample, Manifest, packed_crcs, seal, StoreError, unseal
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.redis import parse_failures
 from fastai_remote.store.redis_layout import unpack_replies
 from fastai_remote.store.shard_index import ShardIndex
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.write.redis_state import generation_in, parse_lock, parse_record, read_sealed
 
 FOLDER = Path(__file__).parent/'data/fuzz'

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from fastai_remote.core import MissingSample
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.write.base import MemoryWriter
 from inputs import column as values, encoded
 

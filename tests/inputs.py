@@ -5,6 +5,7 @@ import numpy as np
 from PIL import Image
 
 from fastai_remote.ingest.run import ingest
+from fastai_remote.ingest.stores import changeable
 from fastai_remote.source.base import IndexedSource
 from fastai_remote.source.datasets import as_source
 from fastai_remote.write.base import MemoryWriter
@@ -14,7 +15,7 @@ def in_memory(source, fn=None, writer=None, **options):
     writer = writer or MemoryWriter('d')
     options = {'num_workers':1, 'progress':False, 'shuffle':False, 'max_failed':1., **options}
     report = ingest(source, writer, fn, **options)
-    return writer.store,report
+    return changeable(writer.store),report
 
 def raw_samples(source):
     "`[(name, raw sample)]` of a source, in its order"

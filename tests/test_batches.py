@@ -21,7 +21,7 @@ from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.shared_buffers import SharedBuffers
 from fastai_remote.load.whole import WholeBatches
 from fastai_remote.order.base import SplitOrder
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 

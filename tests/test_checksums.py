@@ -14,7 +14,7 @@ from fastai_remote import (
     CorruptSample, MissingSample, StoreBusy, StoreError, StoreNotFound, UnsupportedFormat, to_redis)
 from fastai_remote.core import Manifest, seal, unseal
 from fastai_remote.load.dataset import RemoteDataset
-from fastai_remote.store.redis import RedisStore
+from fastai_remote.ingest.stores import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
 

@@ -8,7 +8,7 @@ import pytest
 
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store.connection import Opener, Retries
-from fastai_remote.store.redis import RedisStore
+from fastai_remote.ingest.stores import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock

@@ -4,7 +4,7 @@ import json, os
 import numpy as np
 import pytest
 
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
 
 N = 403

@@ -13,7 +13,7 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample
 from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.lazy_image import open_image
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.cache import FileCache
 from inputs import encoded, in_memory, write_tar
 from shard_helpers import put

@@ -16,7 +16,7 @@ from fastai_remote.codec import pixels as images
 from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
 from fastai_remote.core import CorruptSample
 from fastai_remote.load.lazy_image import open_image
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 from inputs import encoded
 
 BILINEAR = Image.Resampling.BILINEAR

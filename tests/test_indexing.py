@@ -100,4 +100,4 @@ def test_items_are_an_L(redis_pics):
         assert type(same) is RemoteItems and same==part and list(same)==[2,4,6,8]
     assert 6 in part and 3 not in part and list(reversed(part))==[8,6,4,2] and f'{part}'==repr(part)
     with pytest.raises(TypeError): part[0] = 3
-    with pytest.raises(AttributeError): part.no_such_method
+    with pytest.raises(AttributeError): _ = part.no_such_method

@@ -9,7 +9,7 @@ from in_memory import in_memory
 from fastai_remote import *
 from fastai_remote.load.boxes import as_boxes, as_sized_boxes
 from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of, KINDS
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.stores import MemoryStore
 
 N,CODES,SHAPES = 20,['ground','disc','square'],['disc','square']
 

@@ -12,7 +12,7 @@ from PIL import Image
 from fastai_remote.core import Manifest, StoreError
 from fastai_remote.store.base import Store
 from fastai_remote.store.shard_index import pack_index, ShardManifest, ShardTable
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
               pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')]

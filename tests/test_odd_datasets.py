@@ -6,11 +6,9 @@ import redis
 
 from fastai_remote.core import CorruptSample, Manifest, StoreNotFound, UnsupportedFormat, seal, unseal
 from fastai_remote.ingest.report import IngestError
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.base import MemoryStore
-from fastai_remote.store.redis import RedisStore
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import MemoryStore, RedisStore, ShardStore
 
 SAMPLES = [{'txt':f'number {i}', 'z.cls':'ba'[i%2], 'a.cls':i%3, 'value.f4':i/7} for i in range(20)]
 OPTIONS = dict(num_workers=1, progress=False)

@@ -1,14 +1,18 @@
 "The package as a whole: names, floors, versions, notebooks"
-import ast, configparser, importlib.util, json, os, re, subprocess, sys, zipfile
+import ast, configparser, importlib.util, json, os, pickle, re, subprocess, sys, zipfile
 from concurrent.futures import ThreadPoolExecutor
+from graphlib import TopologicalSorter
 from itertools import count
 from pathlib import Path
 from zipimport import zipimporter
 
 import pytest
+from fastai.data.core import DataLoaders
 
 import fastai_remote
+from fastai_remote import MemoryStore, RedisStore, RemoteDataset, TieredStore, to_redis, to_shards
 from fastai_remote.imported import add_late_methods, when_imported
+from fastai_remote.store.redis import RedisReader
 
 root = Path(__file__).parents[1]
 NAMES = '''CorruptSample DamagedTar Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample
@@ -168,11 +172,6 @@ def imports_of(module):
 
 def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULES.keys()
 
-# Methods of stores that start a job of a higher level, and import it when they are called
-LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'),
-    ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'),
-    ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin'), ('store.shards','write.shards_reviser')}
-
 def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==set(LAYERS)
 
 def test_a_module_imports_only_from_those_below_it():
@@ -181,8 +180,8 @@ def test_a_module_imports_only_from_those_below_it():
     stores,wrong,n = {'store.redis','store.shards'},{},0
     for module,place in places.items():
         at_once,later = imports_of(module)
-        below,called = ours(at_once),ours(later)
-        found = {o for o in below|called if places[o]>=place and (o in below or (module,o) not in LATER)}
+        below,called = ours(at_once),ours(later)-{module}
+        found = {o for o in below|called if places[o]>=place}
         if module in stores: found |= (below|called)&stores
         for name in at_once|later:
             package,last = name.split('.')[0],name.split('.')[-1]
@@ -192,6 +191,34 @@ def test_a_module_imports_only_from_those_below_it():
         if found: wrong[module] = found
         n += len(below)
     assert not wrong and n>100
+
+def test_no_modules_import_each_other():
+    "Also in no circle of several, and not in functions either"
+    known = {m:ours(set().union(*imports_of(m)))-{m} for m in MODULES}
+    order = list(TopologicalSorter(known).static_order())   # raises `CycleError`, which names a circle
+    assert order.index('store.redis')<order.index('write.redis')<order.index('ingest.stores') and len(order)>100
+
+WORKER = """import pickle, sys
+with open(sys.argv[1], 'rb') as f: *objects,openers = pickle.load(f)
+for o in [*objects, *(opener() for opener in openers)]: print(type(o).__name__, len(o), o[1])
+print([m for m in sys.modules if m.startswith(('fastai_remote.write','fastai_remote.ingest'))])"""
+
+def test_a_worker_imports_no_writers(server, interpreters, tmp_path):
+    "Stores of all kinds, datasets of loaders, and what openers make, in a process that only unpickles and reads them"
+    options = dict(num_workers=1, shuffle=False, progress=False)
+    samples = {split:[{'txt':f'text {i}', 'cls':'ab'[i%2]} for i in range(2)] for split in ('train','valid')}
+    redis = to_redis(samples, server.url, 'carried', **options).store
+    shards = to_shards(samples, tmp_path/'carried', **options).store
+    keys = RedisStore.from_keys(server.url, 'carried:txt:{}', n=2, codec='txt')
+    stores = [redis, shards, TieredStore(server.url, shards), keys, MemoryStore({'txt':[b'text 0',b'text 1']})]
+    datasets = [DataLoaders.from_store(redis, bs=2, num_workers=0).train.dataset, RemoteDataset(shards)]
+    assert type(pickle.loads(pickle.dumps(redis))) is RedisReader
+    (tmp_path/'carried.pkl').write_bytes(pickle.dumps([*stores, *datasets, [store.opener() for store in stores]]))
+    *read,modules = interpreters.run(WORKER, tmp_path/'carried.pkl').stdout.splitlines()
+    sizes = [line.split()[:2] for line in read]
+    readers = [[f'{kind}Reader', n] for kind,n in zip('Redis Shard Tiered RedisKeys Memory'.split(), '44422')]
+    assert sizes==[*readers, ['Datasets','2'], ['RemoteDataset','4'], *readers] and modules=='[]', read
+    assert all('text 1' in line or 'TensorCategory(1)' in line for line in read), read
 
 def test_light_modules_load_neither_torch_nor_fastai():
     code = f"""import sys
@@ -227,7 +254,7 @@ def test_wheel(tmp_path):
     subprocess.run(['uv', 'pip', 'install', '-q', '--python', sys.executable, '--no-deps',
                     '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore'
+    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.ingest.stores import RedisStore'
     code += '; print(fastai_remote.__file__)'
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path,
         env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout

@@ -6,8 +6,9 @@ from fastai.data.core import DataLoaders
 
 import fastai_remote
 from fastai_remote import *
+from fastai_remote.ingest.stores import DatasetOps
 
-METHODS_OF = {Store:'get_many map resize copy verify mean_image class_counts class_weights',
+METHODS_OF = {Store:'get_many mean_image class_counts class_weights', DatasetOps:'map resize copy verify',
     RedisStore:'delete abandon unfinished rename from_keys names failures',
     ShardStore:'delete abandon unfinished failures shuffle_quality',
     RemoteDataset:'batches batched stream shuffle decode to_tuple map select with_epoch'}
@@ -40,7 +41,7 @@ def test_one_default_everywhere():
         assert not {k:d for k,d in different.items() if (name,k) not in EXCEPTIONS}, name
 
 EXCEPTIONS = {('codec','RedisStore.from_keys'), ('codec','shrink'), ('num_workers','RemoteDataset.batches'),
-    ('num_workers','ShardStore.shuffle_quality')} # Where there is no default to share
+    ('num_workers','ShardReader.shuffle_quality')} # Where there is no default to share
 
 def test_a_place_comes_before_a_name():
     for o in PUBLIC:
@@ -50,8 +51,8 @@ def test_a_place_comes_before_a_name():
 
 # Pairs of arguments that a function has in another order than all others, with the reason
 OTHER_ORDERS = {
-    ('fn','url'):'Store.map, like map, begins with the function',
-    ('fn','name'):'Store.map, like map, begins with the function',
+    ('fn','url'):'DatasetOps.map, like map, begins with the function',
+    ('fn','name'):'DatasetOps.map, like map, begins with the function',
     ('splits','num_workers'):'index_shards: splits choose the shards',
     ('splits','overwrite'):'index_shards: splits choose the shards',
     ('splits','vocab'):'index_shards: splits choose the shards',
@@ -59,7 +60,7 @@ OTHER_ORDERS = {
 
 def test_one_order_of_arguments():
     "What two functions take by position, they take in the same order"
-    others = IngestReport,VerifyReport,Fetch,MeanImage,ShardStore.shuffle_quality,Store.resize
+    others = IngestReport,VerifyReport,Fetch,MeanImage,ShardStore.shuffle_quality,DatasetOps.resize
     functions = [o for o in PUBLIC if o not in others]
     found = {}
     for o in functions:
@@ -79,7 +80,7 @@ def test_repr_of_a_store_that_was_unpickled_asks_nobody(fresh, tmp_path):
     fresh.kill()
     shutil.rmtree(d)
     redis,shards = map(repr, pickle.loads(stores))
-    assert redis==f"RedisStore({fresh.url!r}, 'one', not read yet)" and shards==f"ShardStore({str(d)!r}, not read yet)"
+    assert redis==f"RedisReader({fresh.url!r}, 'one', not read yet)" and shards==f"ShardReader({str(d)!r}, not read yet)"
 
 def test_options_beside_a_link_are_refused(tmp_path):
     "A link and a storage have their own, which are not changed: they may be shared"

@@ -13,16 +13,14 @@ from clusters import wait_for
 from conftest import class_of
 from conftest import N as N_IMAGES
 from fastai_remote.core import CorruptSample, MissingSample, StoreFull, StoreUnavailable
+from fastai_remote.ingest import stores
 from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
+from fastai_remote.ingest.stores import MemoryStore, RedisStore, ShardStore
 from fastai_remote.source.files import image_samples
-from fastai_remote.store import tiered
-from fastai_remote.store.base import MemoryStore
-from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
-from fastai_remote.store.shards import ShardStore
 from fastai_remote.testing import ManualClock
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')
@@ -51,7 +49,7 @@ class Asked(ShardStore):
 
 def TieredStore(*args, redis_timeout=3., **kwargs):
     "A store that waits long enough for a server that is there, however busy the machine is"
-    return tiered.TieredStore(*args, redis_timeout=redis_timeout, **kwargs)
+    return stores.TieredStore(*args, redis_timeout=redis_timeout, **kwargs)
 
 @pytest.fixture
 def store(fresh, folder): return TieredStore(fresh.url, Asked(folder))
@@ -178,7 +176,7 @@ def test_a_full_redis_keeps_what_it_has(fresh, store, clock):
 
 def test_a_server_that_was_never_there_is_asked_no_more_than_now_and_then(closed_url, folder):
     "It is said once; labels and numbers never come from there, and shards are fetched ahead as without it"
-    store = tiered.TieredStore(closed_url, shards := Asked(folder))
+    store = stores.TieredStore(closed_url, shards := Asked(folder))
     got = store.get_many([3,8], ['cls','id','txt.crc'])
     assert got['id'].tolist()==[3,8] and got['cls'].tolist()==[1,0]
     with warned() as said:
@@ -205,7 +203,7 @@ def test_a_server_that_is_killed_in_mid_epoch_is_used_again_when_it_is_back(fres
     assert is_right(store, range(80, n)) and store.hits['from_redis']==40+80
 
 def test_a_server_that_says_nothing_costs_one_timeout(fresh, folder, clock):
-    store = tiered.TieredStore(fresh.url, ShardStore(folder), socket_timeout=.2)
+    store = stores.TieredStore(fresh.url, ShardStore(folder), socket_timeout=.2)
     assert is_kept(store, range(10))
     os.kill(fresh.proc.pid, signal.SIGSTOP)
     try:
@@ -241,7 +239,7 @@ def test_passwords_are_used_and_not_shown(folder):
         store = TieredStore(s.url, ShardStore(folder))
         assert is_kept(store, range(9)) and store.held(n)==9/n
         shown = [pickle.dumps(store), store._repr_html_(), *map(repr, (store, store.opener(), store.link))]
-        assert 's3same' not in str([*shown, store.__getstate__()]) and len(shown[0])<1000
+        assert 's3same' not in str([*shown, store.__getstate__()]) and len(shown[0])<1100
         assert store.warm(num_workers=2)==1.
         lost = pickle.loads(pickle.dumps(store))   # knows no password any more
         for other in (lost, TieredStore(s.url.replace('s3same', 'wrong'), ShardStore(folder))):

@@ -10,7 +10,7 @@ from fastai_remote.core import seal, StoreNotFound, UnsupportedFormat
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.shard_index import ShardTable
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.store.storage import Storage
 from webserver import files_of, WebServer
 

@@ -66,8 +66,8 @@ _PLACE_NAMES = 'timeout','storage_options'
 
 def add_place_options(parser):
     "Add the options `--timeout` and `--storage-options` to `parser`"
-    from fastai_remote.store.shards import ShardStore
-    add_options(parser, {k:o for k,o in parameters_of([ShardStore]).items() if k in _PLACE_NAMES})
+    from fastai_remote.store.shards import ShardReader
+    add_options(parser, {k:o for k,o in parameters_of([ShardReader]).items() if k in _PLACE_NAMES})
 
 def places_of(args, n=1, **options):
     "A list of the `n` places (`Place`) that `args.words` name; `options` as in `read_places`; raises `UsageError`"

@@ -46,8 +46,8 @@ def found_at(
 def _redis_places(place):
     "Yields a `Place` for each dataset on the server of `place`"
     from fastai_remote.cli.places import Place
-    from fastai_remote.store.redis import RedisStore
-    for name in RedisStore.names(place.link):
+    from fastai_remote.store.redis import RedisReader
+    for name in RedisReader.names(place.link):
         one = Place([*place.words, name], place.url, name, place.timeout, place.storage_options)
         one._link = place.link
         yield one
@@ -162,8 +162,9 @@ class Verify(OnePlace):
         add_progress(parser)
 
     def run_at(self, args, place):
+        from fastai_remote.ingest.verify import verify_store
         progress = progress_of(args, lambda report: (report.samples, report.bad), 'damaged')
-        report = place.store().verify(progress=progress, **given(args, ('num_workers','chunk')))
+        report = verify_store(place.store(), progress=progress, **given(args, ('num_workers','chunk')))
         show(args, asdict(report), report)
         if report.bad: raise Damage()
 

@@ -26,8 +26,7 @@ class Abandon(OnePlace):
     "Remove what an unfinished ingest has written. A dataset of the same name stays."
     examples = 'fastai_remote abandon redis://localhost pets'
     def run_at(self, args, place):
-        from fastai_remote.store.redis import RedisStore
-        from fastai_remote.store.shards import ShardStore
+        from fastai_remote.ingest.stores import RedisStore, ShardStore
         if place.is_redis: RedisStore.abandon(place.link, place.name)
         else: ShardStore.abandon(place.storage)
         show(args, dict(abandoned=place.shown), f'abandoned: {place.shown}')
@@ -44,8 +43,7 @@ class Rm(OnePlace):
 
     def run_at(self, args, place):
         from fastai_remote.core import CorruptSample, StoreError, StoreNotFound, UnsupportedFormat
-        from fastai_remote.store.redis import RedisStore
-        from fastai_remote.store.shards import ShardStore
+        from fastai_remote.ingest.stores import RedisStore, ShardStore
         if not args.yes:
             try: what = f'the dataset {place.shown} ({len(place.store()):,} samples)'
             except StoreNotFound:

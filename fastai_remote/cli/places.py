@@ -135,22 +135,22 @@ class Place:
     def _has(self, name, *folders): return any(name in self.storage.names(folder) for folder in folders)
 
     def store(self):
-        "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"
+        "A reader of the dataset, `RedisReader` or `ShardReader`; raises `StoreNotFound` and other `StoreError`s"
         if self.is_redis:
-            from fastai_remote.store.redis import RedisStore
-            return RedisStore(self.link, self.name)
-        from fastai_remote.store.shards import ShardStore
-        return ShardStore(self.storage)
+            from fastai_remote.store.redis import RedisReader
+            return RedisReader(self.link, self.name)
+        from fastai_remote.store.shards import ShardReader
+        return ShardReader(self.storage)
 
     def unfinished(self)->list:
         """Ingests that were not finished, as `RedisStore.unfinished` and `ShardStore.unfinished` list them
 
         On a server they are those of dataset `name`; all if that is `None`."""
         if self.is_redis:
-            from fastai_remote.store.redis import RedisStore
-            return [o for o in RedisStore.unfinished(self.link) if self.name in (None, o['name'])]
-        from fastai_remote.store.shards import ShardStore
-        return ShardStore.unfinished(self.storage)
+            from fastai_remote.write.redis_admin import unfinished_ingests
+            return [o for o in unfinished_ingests(self.link) if self.name in (None, o['name'])]
+        from fastai_remote.write.shards_admin import unfinished_shards
+        return unfinished_shards(self.storage)
 
     @property
     def shown(self)->str:

@@ -22,7 +22,7 @@ def write_parameters()->dict:
     """The options of writing, `{name: parameter}` as `parameters_of` returns them for `to_redis` and `to_shards`
 
     `timeout`, `storage_options` and `progress` are not among them, as `add_write_options` adds these in another way."""
-    from fastai_remote.ingest.run import to_redis
+    from fastai_remote.ingest.redis import to_redis
     from fastai_remote.ingest.shards import to_shards
     return {k:o for k,o in parameters_of([to_redis, to_shards]).items() if k not in _NOT_OPTIONS}
 
@@ -42,7 +42,7 @@ def write_options(
     """The options of writing in the command line, and always `progress`, a `Progress` or `False`
 
     Raises `UsageError` for an option of Redis if `to` is a folder of shards, and the other way round."""
-    from fastai_remote.ingest.run import to_redis
+    from fastai_remote.ingest.redis import to_redis
     from fastai_remote.ingest.shards import to_shards
     options = given(args, write_parameters())
     wrong = [k for k in options if k not in parameters_of([to_redis if to.is_redis else to_shards])]
@@ -126,7 +126,7 @@ class Ingest(Command):
 
     def write(self, source, to, options):
         "Write `source` to the `Place` `to` with arguments `options`; returns `(document, text)` for `show`"
-        from fastai_remote.ingest.run import to_redis
+        from fastai_remote.ingest.redis import to_redis
         from fastai_remote.ingest.shards import to_shards
         if to.is_redis: report = to_redis(source, to.link, to.name, **options)
         else: report = to_shards(source, to.storage, **options)
@@ -139,14 +139,15 @@ class Append(Ingest):
     examples = 'fastai_remote append more_images/ redis://localhost pets --label folder'
     leave_out = 'overwrite','splits','vocab','maxsize','maxcount'
     def options(self, parser):
-        from fastai_remote.store.base import Store
+        from fastai_remote.ingest.stores import DatasetOps
         super().options(parser)
-        add_options(parser, {k:o for k,o in parameters_of([Store.append]).items() if k!='fn'})
+        add_options(parser, {k:o for k,o in parameters_of([DatasetOps.append]).items() if k!='fn'})
 
     def more_options(self, args): return {**super().more_options(args), **given(args, ('again',))}
 
     def write(self, source, to, options):
-        store = to.store()
+        from fastai_remote.ingest.stores import changeable
+        store = changeable(to.store())
         before = len(store)
         after = store.append(source, **options)
         report = dict(name=after.name, url=to.shown, samples=len(after), added=len(after)-before)
@@ -168,7 +169,7 @@ class Copy(Command):
         show(args, report_of(report), report)
 
     def copy(self, args, store, to, options):
-        "Copy `store` to the `Place` `to` with arguments `options` of `Store.copy`; returns an `IngestReport`"
+        "Copy `store` to the `Place` `to` with arguments `options` of `DatasetOps.copy`; returns an `IngestReport`"
         from fastai_remote.ingest.copy import copy_store
         return copy_store(store, to.link if to.is_redis else to.storage, to.name, **options)
 
@@ -179,8 +180,8 @@ class Resize(Copy):
     usage = 'SIZE URL [NAME] TO_URL [TO_NAME]'
     examples = 'fastai_remote resize 128 redis://localhost pets redis://localhost pets-128'
     def options(self, parser):
-        from fastai_remote.ingest.copy import resize_store
-        parameters = parameters_of([resize_store])
+        from fastai_remote.ingest.stores import DatasetOps
+        parameters = parameters_of([DatasetOps.resize])
         add_options(parser, {k:parameters[k] for k in ('quality','field','codec')})
         super().options(parser)
 

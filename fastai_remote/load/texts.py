@@ -23,7 +23,6 @@ from fastai.text.data import LMTensorText, Numericalize, Pad_Chunk, reverse_text
 from fastai.torch_core import display_df, get_empty_df, tensor, TitledStr
 from fastcore.basics import chunked
 from fastcore.foundation import L
-from fastcore.meta import delegates
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
@@ -351,7 +350,6 @@ class StoredTokens(_Measured, Numericalize):
         numbers = o.tolist()
         return TitledStr(self.sep.join(str(k) if self.vocab is None else self.vocab[k] for k in numbers))
 
-@delegates(Store.map)
 def tokenize_store(
     store:Store, # A dataset with texts
     url:str=None, # As in `store.map`: where the new dataset is written
@@ -359,8 +357,8 @@ def tokenize_store(
     field:str='txt', # Field with the texts
     to:str='tokens.npy', # New field
     text:TextOptions=None, # Tokenizer and vocabulary; default: `TextOptions()`
-    **kwargs
-): # An `IngestReport`; without `url` and `name`, the new version of the store
+    **kwargs # As in `store.map` or, without `url` and `name`, in `store.add_fields`
+): # The new dataset; without `url` and `name`, the new version of the store
     """Store the numbers of the tokens of each text as field `to`, and how many they are as field `length_field(to)`
 
     With `url` or `name`, a new dataset is written, with the other fields, too; otherwise the two are added to `store`.

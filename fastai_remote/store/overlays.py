@@ -22,7 +22,7 @@ class Overlays:
     Each overlay is a dataset in shards by itself, in a folder beside the manifest. A table of runs tells which overlay
     has the values of a field, and the numbers of the samples there."""
     def __init__(self,
-        store # A `ShardStore`
+        store # A `ShardReader`
     ):
         self.store,self._opened = store,{}
         self.entries = store.manifest.overlays
@@ -42,16 +42,16 @@ class Overlays:
             except StoreError as e: yield entry['folder'],e
 
     def new_epoch(self):
-        "As `ShardStore.new_epoch`"
+        "As `ShardReader.new_epoch`"
         for dataset in self._opened.values(): dataset.new_epoch()
 
     def check_cache(self, workers, each):
-        "As `ShardStore.check_cache`"
+        "As `ShardReader.check_cache`"
         for _,dataset in self.datasets():
             if not isinstance(dataset, StoreError): dataset.check_cache(workers, each)
 
     def check_rest(self):
-        """Yields `(what, reason)` for what is damaged or missing in overlays besides values, as `ShardStore.check_rest`
+        """Yields `(what, reason)` for what is damaged or missing in overlays besides values
 
         `what` begins with the folder of the overlay. An overlay that cannot be opened is yielded too, not raised."""
         for folder,dataset in self.datasets():
@@ -60,7 +60,7 @@ class Overlays:
                 for what,reason in dataset.check_rest(): yield f'{folder}/{what}',reason
 
     def _dataset(self, k):
-        """The `ShardStore` of the `k`-th overlay, counted from 1, which stays open
+        """The `ShardReader` of the `k`-th overlay, counted from 1, which stays open
 
         Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         if k not in self._opened:
@@ -120,9 +120,9 @@ class Overlays:
     def read(self,
         numbers:np.ndarray, # Sample numbers, shape (n,)
         fields:list, # Of `fields`, or their checksums
-        whole:bool=True # As in `ShardStore.read_values`
+        whole:bool=True # As in `ShardReader.read_values`
     )->dict:
-        "As `ShardStore.read_values`"
+        "As `ShardReader.read_values`"
         store,entries = self.store,self.store.manifest.fields
         result = {field:[None]*len(numbers) if entries[field]['dtype'] is None
                   else np.zeros(len(numbers), entries[field]['dtype']) for field in fields}
@@ -139,7 +139,7 @@ class Overlays:
         return result
 
     def compare_checksums(self, numbers, field, values, checksums):
-        "As `ShardStore.compare_checksums`"
+        "As `ShardReader.compare_checksums`"
         for dataset,positions,there in self.places(numbers, field):
             part = {field:[values[field][k] for k in positions.tolist()]}
             if dataset is None: self.store.compare_in_shards(there, field, part, checksums[positions])
@@ -149,7 +149,7 @@ class Overlays:
             _put(values[field], positions, part[field])
 
     def prefetch(self, shards, wait):
-        "As `ShardStore.prefetch`: what the samples of `shards` have in overlays"
+        "As `ShardReader.prefetch`: what the samples of `shards` have in overlays"
         if not shards: return
         wanted,starts = {},self.store.shards.starts
         numbers = np.concatenate([np.arange(*starts[shard:shard+2].tolist()) for shard in shards])

@@ -6,7 +6,7 @@ Docs: page `store/redis`"""
 
 # %% auto #0
 __all__ = ['NAMES_KEY', 'GENERATIONS_KEY', 'home_of', 'scan_hash', 'parse_failures', 'read_failures', 'find_manifest',
-           'read_manifest', 'RedisStore']
+           'read_manifest', 'RedisReader']
 
 # %% ../../nbs/store/08_redis.ipynb #8204c408
 from contextlib import contextmanager
@@ -14,12 +14,11 @@ from itertools import chain
 
 import numpy as np
 import redis
-from fastcore.basics import patch
 
 from ..core import (
     CorruptSample, Manifest, MAX_MANIFEST, MissingSample, StoreError, StoreNotFound, StoreUnavailable, unseal)
 from .address import concealed
-from .base import Store
+from .base import new_store, Store
 from .connection import Opener
 from .redis_layout import element_size, KEY_BITS
 from .redis_parts import PackedRead, parts_of, read_gap_table, read_run_tables
@@ -137,13 +136,13 @@ def _names(link):
 
 def _open_store(cls, **attributes):
     "A store of class `cls` with these attributes"
-    store = cls.__new__(cls)
+    store = new_store(cls)
     store.__dict__.update(attributes)
     return store
 
-class RedisStore(Store):
+class RedisReader(Store):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
-    for_users = *Store.for_users,'abandon','delete','from_keys','names','rename','unfinished'
+    for_users = 'names',
     _run_tables,_gap_tables = None,{}
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
@@ -151,7 +150,7 @@ class RedisStore(Store):
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
         url,kwargs = concealed(url),concealed(kwargs)
-        check_link_arguments(RedisStore, kwargs)
+        check_link_arguments(type(self), kwargs)
         self.link = as_link(url, **kwargs)
         self._name,self._manifest,self._uid = name,None,None
         self._mean_bytes = {}   # of the values of each field in the last reply
@@ -160,7 +159,7 @@ class RedisStore(Store):
     @classmethod
     def names(cls,
         url:str, # The server
-        **kwargs # As in `RedisStore`
+        **kwargs # As in `RedisReader`
     )->list:
         "Names of the datasets at `url`, sorted; raises `StoreUnavailable`"
         url,kwargs = concealed(url),concealed(kwargs)
@@ -384,7 +383,10 @@ class RedisStore(Store):
     def address(self): return f'{self.link.url!r}, {self._name!r}'
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener()}
-        return Opener(_open_store, self._name, cls=type(self), **state)
+        return Opener(_open_store, self._name, cls=self.worker_class(), **state)
+    def failures(self):
+        "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
+        return chain.from_iterable(read_failures(self.link, part.layout, self.name) for part in self.parts)
     def __getstate__(self):
         return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None, _mean_bytes={})
     def __copy__(self): return self
@@ -392,101 +394,3 @@ class RedisStore(Store):
     def _repr_html_(self):
         row = f'</th></tr><tr><td>server</td><td>{self.link.url}</td>'
         return super()._repr_html_().replace('</th>', row, 1)
-
-# %% ../../nbs/store/08_redis.ipynb #9435f38c
-@patch
-def failures(self:RedisStore):
-    "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
-    return chain.from_iterable(read_failures(self.link, part.layout, self.name) for part in self.parts)
-
-@patch
-def reviser(self:RedisStore, change):
-    "The `RedisReviser` that writes the new version of this dataset that `change`, a `Change`, describes"
-    from fastai_remote.write.redis_reviser import RedisReviser
-    return RedisReviser(self, change)
-
-@patch
-def reopened(self:RedisStore)->RedisStore:
-    "The dataset that has this name now"
-    return type(self)(self.link, self._name)
-
-@patch
-def rename(self:RedisStore,
-    name:str, # The new name
-)->RedisStore:
-    """Rename this dataset at once; its samples are not copied. Returns the dataset under its new name
-
-    Stores that were opened before raise `StoreNotFound`. Raises `StoreExists`, `StoreBusy`, `StoreNotFound`."""
-    from fastai_remote.write.redis_admin import rename_dataset
-    return rename_dataset(self, name)
-
-@patch(cls_method=True)
-def delete(cls:RedisStore,
-    url:str|RedisLink, # The server
-    name:str, # Name of the dataset
-):
-    """Remove a dataset, and an unfinished ingest of its name
-
-    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
-    url = concealed(url)
-    from fastai_remote.write.redis_admin import delete_dataset
-    delete_dataset(url, name)
-
-@patch(cls_method=True)
-def unfinished(cls:RedisStore,
-    url:str|RedisLink, # The server
-)->list: # Of dicts: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
-    "Ingests that have not been committed: run the same call again to finish one, or `abandon` it"
-    url = concealed(url)
-    from fastai_remote.write.redis_admin import unfinished_ingests
-    return unfinished_ingests(url)
-
-@patch(cls_method=True)
-def abandon(cls:RedisStore,
-    url:str|RedisLink, # The server
-    name:str, # Name of the dataset
-):
-    """Remove what an unfinished ingest of `name` has written; a dataset of that name stays
-
-    Raises `StoreNotFound`, `StoreBusy`."""
-    url = concealed(url)
-    from fastai_remote.write.redis_admin import abandon_ingest
-    abandon_ingest(url, name)
-
-@patch(cls_method=True)
-def from_keys(cls:RedisStore,
-    url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`
-    # Pattern of the keys of values: `{}` stands for the number, `{:05}` for the number with zeros before it, and
-    # `{split}` for the split
-    x:str,
-    y:str=None, # Pattern of the keys of labels, each an integer as text
-    n:int|dict=None, # Number of samples, or `{split: number of samples}`; required
-    codec:str='npz', # Codec of the values: `npz` or `npy` (arrays), `jpg`, `png`, …
-    vocab:list=None, # Labels, in the order of the integers
-    start:int=0, # The first number
-    image:bool=True, # Are arrays images, of shape (h,w), (h,w,1) or (h,w,3)?
-    **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
-)->Store: # A `RedisKeys`, with the fields `x`, and `cls` for labels
-    """Use values as a dataset that another program has written to Redis, each value and each label under its own key
-
-    Such a dataset has no checksums. Damage is noticed only if a value cannot be decoded, or a label is not the number
-    of a class. `verify` says so. A copy, `store.copy(url, name)`, has checksums of what was read.
-    Raises `ValueError` if the patterns, `n` or `vocab` do not fit."""
-    url,kwargs = concealed(url),concealed(kwargs)
-    from fastai_remote.store.redis_keys import RedisKeys
-    if n is None: raise ValueError('n: the number of samples, or {split: samples}')
-    return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)
-
-@patch(cls_method=True)
-def writer(cls:RedisStore,
-    url, # As in `PartitionWriter`
-    name, # As in `PartitionWriter`
-    sample, # As in `PartitionWriter`
-    counts, # As in `PartitionWriter`
-    fn=None, # As in `PartitionWriter`
-    **kwargs # As in `PartitionWriter`
-):
-    "A context manager that writes dataset `name` from the partitions of an engine such as Spark"
-    url = concealed(url)
-    from fastai_remote.ingest.partitions import PartitionWriter
-    return PartitionWriter(url, name, sample, counts, fn, **kwargs)

@@ -84,14 +84,15 @@ def _is_divided(parts, host, query):
 # %% ../../nbs/store/05_redis_link.ipynb #6d9d7c48
 def check_link_arguments(
     function, # What was called; it passes arguments on to `RedisLink`
-    names # Names of these arguments
+    names, # Names of these arguments
+    others=() # Names of further arguments of the function, which its signature does not tell
 ):
     "Raises `TypeError` for arguments that neither `RedisLink` nor redis-py has"
     if 'decode_responses' in names:
         raise TypeError('decode_responses: leave it out, as values are read as the bytes that they are')
     own = inspect.signature(RedisLink).parameters
     unknown = [name for name in names if name not in _known_arguments and name not in own]
-    known = {*_known_arguments, *own, *inspect.signature(function).parameters}
+    known = {*_known_arguments, *own, *inspect.signature(function).parameters, *others}
     if unknown: raise unknown_arguments(function.__qualname__, unknown, known)
 
 class RedisLink:

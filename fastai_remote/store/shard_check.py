@@ -41,7 +41,7 @@ def moved(
 _PART_BYTES = 1<<22   # bytes read at a time
 
 def damaged_parts(
-    store # A `ShardStore`
+    store # A `ShardReader`
 ): # Iterator of `(what, reason)`: the name of a file, and a text
     """Finds files of a dataset that are damaged or missing, and damaged copies in the cache
 

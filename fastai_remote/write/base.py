@@ -17,7 +17,7 @@ import numpy as np
 
 from ..codec.numbers import narrow
 from ..core import StoreBusy, StoreExists, StoreUnavailable
-from ..store.base import MemoryStore
+from ..store.base import MemoryReader
 
 # %% ../../nbs/write/00_base.ipynb #cb0d380c
 MAX_CLASSES = 1<<20 # More distinct integers than this are numbers, not labels
@@ -289,7 +289,7 @@ def finish_samples(
 class MemoryWriter(Writer):
     """The reference implementation: writes a dataset into memory, in one process
 
-    After `commit`, `store` is the dataset, a `MemoryStore`; before, it is `None`, or the dataset that was there."""
+    After `commit`, `store` is the dataset, a `MemoryReader`; before, it is `None`, or the dataset that was there."""
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
@@ -343,7 +343,7 @@ class MemoryWriter(Writer):
         columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels, gaps)
         codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
         failures = list(self.failures())
-        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, failures)
+        self.store = MemoryReader(columns, self.name, vocab, splits, codecs, failures)
         self.store.manifest.failed = len(failures)
         self.abandon()
         return self.store.manifest

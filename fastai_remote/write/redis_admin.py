@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..core import CorruptSample, Manifest, StoreBusy, StoreExists
 from ..store.address import concealed
-from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
+from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisReader
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
@@ -73,9 +73,9 @@ def abandon_ingest(
 
 # %% ../../nbs/write/07_redis_admin.ipynb #55546c0a
 def rename_dataset(
-    store:RedisStore, # The dataset
+    store:RedisReader, # The dataset
     name:str, # The new name
-)->RedisStore: # The dataset under its new name
+)->RedisReader: # The dataset under its new name
     """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
 
     If `store` has this name already, it is returned. Raises `StoreExists` if the new name is in use by another dataset

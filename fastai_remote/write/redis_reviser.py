@@ -11,7 +11,7 @@ __all__ = ['MAX_UNUSED', 'RedisVersion', 'RedisReviser']
 import numpy as np
 
 from ..core import StoreExists
-from ..store.redis import home_of, RedisStore
+from ..store.redis import home_of, RedisReader
 from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart, run_table_keys
 from .redis import RedisWriter
@@ -110,7 +110,7 @@ class RedisReviser(RedisWriter):
 
     Nobody sees the new version before `commit`. If the process is killed, the same call continues."""
     def __init__(self,
-        store:RedisStore, # The version that is there
+        store:RedisReader, # The version that is there
         change:Change # What becomes of it
     ):
         super().__init__(store.link, store.name)

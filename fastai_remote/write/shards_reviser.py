@@ -19,7 +19,7 @@ from ..codec.numbers import narrow
 from ..core import CorruptSample, MissingSample, StoreExists
 from ..runs import GapTable, MAX_RUNS, TooManyRuns
 from ..store.shard_index import INDEX_FOLDER, joined_tables, overlay_folder, ShardManifest, ShardTable
-from ..store.shards import ShardStore
+from ..store.shards import ShardReader
 from ..store.storage import Storage
 from .revision import Append, Change, check_fields, NewPart, NewVersion, wider_dtype
 from .shards import ShardWriter
@@ -30,8 +30,8 @@ class ShardVersion(NewVersion):
 
     Appended samples are more shards, dropped ones are gaps, and all other new values are in overlays."""
     def __init__(self,
-        store:ShardStore, # The version that is there
-        reader:ShardStore # The same; it reads the indices
+        store:ShardReader, # The version that is there
+        reader:ShardReader # The same; it reads the indices
     ):
         super().__init__(store)
         self.reader,self.counts = reader,dict(store.field_counts)
@@ -140,7 +140,7 @@ class ShardReviser(ShardWriter):
     are those of the values that the version has: values that were replaced or dropped do not count, though they stay
     in the shards. Numbers and labels are not subtracted."""
     def __init__(self,
-        store:ShardStore, # The version that is there
+        store:ShardReader, # The version that is there
         change:Change # What becomes of it
     ):
         storage = store.storage.subfolder(INDEX_FOLDER) if store.home else store.storage
@@ -150,7 +150,7 @@ class ShardReviser(ShardWriter):
         self.generation = 0 # Of the new version; `revising` sets it
 
     @cached_property
-    def reader(self)->ShardStore:
+    def reader(self)->ShardReader:
         """The version that is there, opened anew to read its indices
 
         `store` keeps none of them, and so notices later that it was replaced."""

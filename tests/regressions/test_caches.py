@@ -7,9 +7,9 @@ import pytest
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.store.storage import Storage
-from fastai_remote.store.tiered import TieredStore
+from fastai_remote.ingest.stores import TieredStore
 from shard_helpers import tar
 
 def texts(who): return [{'txt':f'{who} {i}'} for i in range(20)]

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from fastai_remote.core import StoreUnavailable
-from fastai_remote.store.redis import RedisStore
+from fastai_remote.ingest.stores import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from conftest import private_server
 

@@ -7,7 +7,7 @@ import pytest
 from fastcore.foundation import L
 
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 def written(source, folder, fn, **kwargs):
     to_shards(source, folder, fn=fn, num_workers=0, shuffle=False, progress=False, **kwargs)

@@ -14,7 +14,7 @@ from conftest import kill
 from fastai.data.core import DataLoaders
 from fastai_remote import hf_samples, to_shards
 from fastai_remote.processes import OwnedFolder
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
 DEADLINE = 100   # seconds until a process counts as one that does not end; the faults took 5 s, or minutes

@@ -15,7 +15,7 @@ from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
 from fastai_remote.source.shrink import shrink
 from fastai_remote.source.tars import tar_samples
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 FORMATS = {'jpg':'JPEG', 'png':'PNG', 'webp':'WEBP', 'img':'GIF'}
 

@@ -6,11 +6,10 @@ import pytest
 from fastai_remote.codec.webdataset import check_key, writable_key
 from fastai_remote.ingest.copy import copy_store
 from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.tars import tar_samples
-from fastai_remote.store.redis import RedisStore
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import RedisStore, ShardStore
 
 NAMES = {
     'as `tar -cf x.tar .` makes them':[f'./{i}.txt' for i in range(9)],

@@ -5,7 +5,7 @@ import pytest
 
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.write.shards_admin import abandon_shards, delete_shards
 
 def write(folder, **kwargs):

@@ -7,7 +7,7 @@ from inputs import write_tar
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 def write(folder, source, **kwargs):
     to_shards(source, folder, num_workers=0, shuffle=False, progress=False, **kwargs)

@@ -4,7 +4,7 @@ import pytest
 from fastai_remote.core import StoreNotFound
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 def ingest(folder, n, failing, kind=list, **kwargs):
     "Write `n` samples of which those in `failing` fail; returns how many were looked at, and the error or `None`"

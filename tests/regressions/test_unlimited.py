@@ -156,20 +156,21 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
         theirs(name, resealed({**content, 'shards':{**million, 'text':names}, 'vocab':{'cls':labels}}))
     bomb = base64_text(zeros(4<<30))
     for column in 'n','text': theirs(column, resealed({**content, 'shards':{**content['shards'], column:bomb}}))
-    code = 'from fastai_remote.store.shards import ShardStore as call'
+    code = 'from fastai_remote.ingest.stores import ShardStore as call'
     for folder,(error,used) in zip(folders, measured(code, folders)):
         assert error.startswith(('UnsupportedFormat','CorruptSample')) and used<256, (folder.name, error, used)
 
 def test_too_little_memory_is_no_damage(tmp_path):
     put(tmp_path/'d', [{'cls':f'label {k:0200d}'} for k in range(20_000)])
     def starved(megabytes, call):
-        return f'import resource, fastai_remote\nfrom fastai_remote.source.tars import *\n{call}\n' \
+        return f'import resource\nfrom fastai_remote import index_shards, ShardStore\n' \
+               f'from fastai_remote.source.tars import tar_members\n{call}\n' \
                'def call(x):\n    size = int(open("/proc/self/statm").read().split()[0])*resource.getpagesize()\n' \
                f'    resource.setrlimit(resource.RLIMIT_AS, (size+{megabytes}_000_000,-1))\n    use(x)'
     write_tar(tmp_path/'a.tar', [('0.bin', bytes(50_000_000))])
-    calls = {starved(6, 'def use(x): fastai_remote.ShardStore(x)'):tmp_path/'d',
+    calls = {starved(6, 'def use(x): ShardStore(x)'):tmp_path/'d',
              starved(30, 'def use(x): list(tar_members(open(x, "rb")))'):tmp_path/'a.tar',
-             starved(30, 'def use(x): fastai_remote.index_shards([x], x+"-index", num_workers=0)'):tmp_path/'a.tar'}
+             starved(30, 'def use(x): index_shards([x], x+"-index", num_workers=0)'):tmp_path/'a.tar'}
     for code,argument in calls.items():
         (error,_), = measured(code, [argument])
         assert error.startswith('MemoryError'), (code, error)

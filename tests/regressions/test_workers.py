@@ -9,7 +9,7 @@ from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.parallel import parallel_map
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
 
