@@ -1240,6 +1240,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/ingest/stores.py'),
                                              'fastai_remote.ingest.stores.RedisKeys': ( 'ingest/stores.html#rediskeys',
                                                                                         'fastai_remote/ingest/stores.py'),
+                                             'fastai_remote.ingest.stores.RedisKeys.reopened': ( 'ingest/stores.html#rediskeys.reopened',
+                                                                                                 'fastai_remote/ingest/stores.py'),
                                              'fastai_remote.ingest.stores.RedisStore': ( 'ingest/stores.html#redisstore',
                                                                                          'fastai_remote/ingest/stores.py'),
                                              'fastai_remote.ingest.stores.RedisStore.abandon': ( 'ingest/stores.html#redisstore.abandon',

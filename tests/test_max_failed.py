@@ -8,6 +8,7 @@ from inputs import write_tar
 from fastai_remote import (index_shards, IngestError, RedisStore, ShardStore, StoreNotFound, to_redis,
                            to_shards)
 from fastai_remote.ingest.run import ingest
+from fastai_remote.ingest.stores import changeable
 from fastai_remote.write.base import MemoryWriter
 
 OPTIONS = dict(num_workers=1, progress=False)
@@ -107,8 +108,9 @@ def test_copies_have_a_limit(write, writer, tmp_path):
     write(list(range(100)), fn=fails_at([]))
     bad = fails_at(range(50))
     def fn(sample): return bad(sample['id'])
-    with pytest.raises(IngestError, match=r'of 100\b.*max_failed'): writer.store.map(fn, tmp_path/'copy', **OPTIONS)
-    assert len(writer.store.map(fn, tmp_path/'copy', max_failed=50, **OPTIONS))==50
+    store = changeable(writer.store)
+    with pytest.raises(IngestError, match=r'of 100\b.*max_failed'): store.map(fn, tmp_path/'copy', **OPTIONS)
+    assert len(store.map(fn, tmp_path/'copy', max_failed=50, **OPTIONS))==50
 
 def test_indexing_has_a_limit(tmp_path):
     def number(i): return b'none' if i>=104 and i%4==0 else b'%d'%i   # the first hundred decide that it is a number

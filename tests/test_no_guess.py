@@ -73,7 +73,7 @@ def test_sizes_of_splits_may_be_numbers_of_numpy():
 def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
     "Whether there is a dataset or not; it is said what drops it"
     if is_there: to_shards(TEN, tmp_path, **ALONE)
-    (tmp_path/'.fastai_remote/.ingest').mkdir(exist_ok=True)
+    (tmp_path/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
     (tmp_path/'.fastai_remote/.ingest/plan.json').write_text(plan)
     for call in (lambda: to_shards(TEN, tmp_path, overwrite=True, **ALONE)), lambda: ShardStore.unfinished(tmp_path):
         with pytest.raises(StoreError, match='plan.json, is damaged: .*ShardStore.abandon'): call()

@@ -214,6 +214,7 @@ class RedisStore(DatasetOps, RedisReader):
 class RedisKeys(DatasetOps, RedisKeysReader):
     "A dataset under keys that another program has written: field `x`, and `cls` for labels; it has no checksums"
     reader_class = RedisKeysReader
+    def reopened(self): return self
 
 @patch(cls_method=True)
 def from_keys(cls:RedisStore,

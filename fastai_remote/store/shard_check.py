@@ -67,8 +67,9 @@ def _check_failures(store):
     manifest = store.manifest
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
+    name = f'{INDEX_FOLDER}/{manifest.failures}'
     while True:
-        content = store.storage.ranges([f'{INDEX_FOLDER}/{manifest.failures}'], [size], [size+_PART_BYTES], beyond=True)[0]
+        content = store.storage.ranges([name], [size], [size+_PART_BYTES], beyond=True)[0]
         if not content: break
         crc,size = zlib.crc32(content, crc),size+len(content)
     reason = None

@@ -424,8 +424,8 @@ def _pack(column):
 def _unpack(packed, limit): return unzipped(base64.b64decode(packed), limit)
 
 INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in
-# Folder beside the shards, in which no other tool looks: for index files, tables, overlays, failures and the state of an
-# ingest; beside shards of others also for the manifest
+# Folder beside the shards, in which no other tool looks: for index files, tables, overlays, failures and the state of
+# an ingest; beside shards of others also for the manifest
 INDEX_FOLDER = '.fastai_remote'
 
 TABLE_FILE = re.compile(r'\.(?:runs|gaps)-\d+') # Names of files that say where the samples of a changed dataset are
