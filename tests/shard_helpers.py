@@ -72,7 +72,8 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     store,folder = ShardStore(folder),Path(folder)
     table,manifest = store.shards,store.manifest
     want = {'manifest.json', *(['labels.json'] if manifest.vocab else []),
-            *([] if manifest.splits else ['README.md']), '.fastai_remote', *([f'.fastai_remote/{manifest.failures}'] if manifest.failed else []),
+            *([] if manifest.splits else ['README.md']), '.fastai_remote',
+            *([f'.fastai_remote/{manifest.failures}'] if manifest.failed else []),
             *(f for u in range(len(table)) for f in (table.name(u), store.index_file(u)))}
     assert set(names(folder))==want and int(table.starts[-1])==manifest.n==len(store)
     assert {x for ab in store.splits.values() for x in ab}<={*table.starts.tolist()}   # no shard holds two splits

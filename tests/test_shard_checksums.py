@@ -16,6 +16,7 @@ from shard_helpers import tar
 
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
 options = dict(num_workers=1, shuffle=False, progress=False)
+FAILURES = '.fastai_remote/shard-failures.json'
 INDEX,TAR = '.fastai_remote/shard-000000.tar.fastai_remote','shard-000000.tar'
 TINY = [{'bin':bytes([i])*5, 'cls':'ab'[i%2], 'code.cls':[-7,300][i//2%2], 'id':i<<40, 'target.f4':i/2}
         for i in range(4)]
@@ -71,8 +72,8 @@ def is_damaged(folder):
 # --- every bit
 
 @pytest.mark.parametrize('name,step', [
-    pytest.param(INDEX, 1, marks=pytest.mark.slow), ('.fastai_remote/shard-000001.tar.fastai_remote',29), ('.fastai_remote/shard-failures.json',5),
-    (TAR,613), ('manifest.json',41)])
+    pytest.param(INDEX, 1, marks=pytest.mark.slow), ('.fastai_remote/shard-000001.tar.fastai_remote',29),
+    (FAILURES,5), (TAR,613), ('manifest.json',41)])
 def test_each_flipped_bit_is_found(tiny, name, step):
     "Wherever it is; and no sample is read with another value"
     assert not is_damaged(tiny) and not ShardStore(tiny).unchecked
@@ -141,7 +142,7 @@ def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, damage):
 
 def test_what_is_missing_is_found_and_named(tiny):
     for name,message in ((INDEX,f'{INDEX}, the index of shard {TAR}.*samples 0 to 1.*is not there'),
-                         (TAR,f'shard {TAR} is not there, with samples 0 to 1'), ('.fastai_remote/shard-failures.json','')):
+                         (TAR,f'shard {TAR} is not there, with samples 0 to 1'), (FAILURES,'')):
         (tiny/name).rename(tiny/'elsewhere')
         assert any(Path(name).name.split('.')[0] in what+why for what,why in ShardStore(tiny).check_rest()), name
         if message:

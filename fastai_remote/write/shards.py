@@ -23,8 +23,8 @@ from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFi
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import CARD, CARD_FILE, FAILURES_FILE, files_of, generation_of, MAX_STATE, own_shards, owns_card
-from .shard_files import owns_labels
+from .shard_files import CARD, CARD_FILE, FAILURES_FILE, files_of, generation_of, MAX_STATE
+from .shard_files import own_shards, owns_card, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, record_number, SHARD_FILE, STATE_FILE
 from .shard_totals import ShardTotals
 

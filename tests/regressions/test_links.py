@@ -32,8 +32,10 @@ CALLS = {
 }
 
 @pytest.mark.parametrize('call', CALLS)
-@pytest.mark.parametrize('link,to', [('.fastai_remote/.overlay-1-0',''), ('.fastai_remote/.overlay-9-0',''), ('.fastai_remote/.ingest','.fastai_remote/.ingest'),
-    ('.fastai_remote',''), ('shard-000000.tar','shard-000000.tar'), ('shard9-000000.tar','shard-000000.tar')])
+@pytest.mark.parametrize('link,to', [
+    ('.fastai_remote/.overlay-1-0',''), ('.fastai_remote/.overlay-9-0',''),
+    ('.fastai_remote/.ingest','.fastai_remote/.ingest'), ('.fastai_remote',''),
+    ('shard-000000.tar','shard-000000.tar'), ('shard9-000000.tar','shard-000000.tar')])
 def test_nothing_behind_a_link_is_removed(victim, tmp_path, call, link, to):
     folder = tmp_path/'d'
     write(folder)
