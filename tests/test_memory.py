@@ -228,6 +228,7 @@ def write_billion(folder, k, n):
     rng = np.random.default_rng(0)
     index = pack_index({'png@':np.arange(n, dtype='u4'), 'png#':np.full(n, 7, 'u4'), 'png.crc':np.zeros(n, 'u4'),
                         'cls':np.zeros(n, 'u1')})
+    (folder/'.fastai_remote').mkdir()
     for shard in range(0, k, k//100): (folder/f'.fastai_remote/shard-{shard:06}.tar.fastai_remote').write_bytes(index)
     table = ShardTable([f'shard-{shard:06}.tar' for shard in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k),
                        rng.integers(0, 1<<32, k), np.full(k, len(index)), np.full(k, zlib.crc32(index)))

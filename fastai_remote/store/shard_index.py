@@ -528,16 +528,18 @@ class ShardTable:
 
     @classmethod
     def unpack(cls,
-        d:dict # What `pack` returned
+        d:dict, # What `pack` returned
+        empties:bool=False # Take the columns out of `d`, so that their memory is free as soon as possible?
     ):
         "The table in `d`; raises `ValueError`, `KeyError`, `TypeError` if it is damaged, or larger than the limits"
-        columns = {k:np.frombuffer(_unpack(d[k], _MAX_SHARDS*np.dtype(dtype).itemsize), dtype)
+        column = d.pop if empties else d.__getitem__
+        columns = {k:np.frombuffer(_unpack(column(k), _MAX_SHARDS*np.dtype(dtype).itemsize), dtype)
                    for k,dtype in _COLUMNS.items() if k in d}
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
         if any((columns[k]<0).any() for k in ('size','raw') if k in columns): raise ValueError('a size below 0')
         if (columns['idx']>MAX_FILE).any(): raise ValueError(f'an index of more than {MAX_FILE:,} bytes')
         if 'kind' in columns and (columns['kind']>=len(COMPRESSIONS)).any(): raise ValueError('an unknown compression')
-        text = _unpack(d['text'], _MAX_NAMES)
+        text = _unpack(column('text'), _MAX_NAMES)
         if text.count(b'\n')!=max(0, len(columns['n'])-1): raise ValueError('another number of names than of shards')
         decoder = codecs.getincrementaldecoder('utf-8')()   # raises `UnicodeDecodeError`, a `ValueError`
         for k in range(0, len(text)+1, 1<<20): decoder.decode(text[k:k+(1<<20)], k+(1<<20)>len(text))

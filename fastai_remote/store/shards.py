@@ -192,7 +192,7 @@ class ShardReader(Store):
         return self._shards_storage or self.storage
 
     def _find_manifest(self):
-        """Returns the `ShardManifest`, its content as `bytes`, and its path; sets `_home` and `_is_index`
+        """Returns the `ShardManifest` and its path; sets `_home` and `_is_index`
 
         It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
         another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
@@ -201,11 +201,10 @@ class ShardReader(Store):
             self._home = home
             where = f'{self.storage.url}/{home}manifest.json'
             try:
-                content = self.storage.read(f'{home}manifest.json', MAX_MANIFEST)
-                manifest = ShardManifest.from_json(content, where)
+                manifest = ShardManifest.from_json(self.storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
                 if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
                 self._is_index = home!=''
-                return manifest,content,where
+                return manifest,where
             except (FileNotFoundError,NotADirectoryError) as e:
                 if error is None: error = e
             except UnsupportedFormat as e:
@@ -219,11 +218,12 @@ class ShardReader(Store):
 
         Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
         given, `UnsupportedFormat`, `CorruptSample`."""
-        manifest,content,where = self._find_manifest()
+        manifest,where = self._find_manifest()
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
-        try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
+        try: self._table = ShardTable.unpack(manifest.shards, empties=True)
         except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
+        manifest.shards = {}   # the rest is what this version does not know
         n,expected = self._table.starts[-1],manifest.gaps.get('places', manifest.n)
         if n!=expected:
             raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
