@@ -12,7 +12,7 @@ import re, warnings
 
 from ..core import MAX_MANIFEST, seal, StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import INDEX_SUFFIX, index_name, ShardIndex, ShardManifest
+from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, ShardIndex, ShardManifest
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
 from .shard_files import files_of, own_shards, owns_labels, PLAN_FILE
@@ -28,7 +28,7 @@ def delete_shards(
     Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url,storage_options = concealed(url),concealed(storage_options)
     storage = as_storage(url, storage_options=storage_options)
-    if _has_own_manifest(storage): remove_link(storage)
+    if storage.is_link(INDEX_FOLDER) and _has_own_manifest(storage): remove_link(storage)
     writer = _writer(storage)
     storage = writer.storage
     _find(writer)   # where there is nothing, no lock is written
