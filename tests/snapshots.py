@@ -7,10 +7,22 @@ from fastai_remote import RedisStore, ShardStore, StoreNotFound, to_redis, to_sh
 
 def client(server): return redis.Redis.from_url(server.url)
 
+def needed(server, name):
+    "The IDs in the register that the dataset of this name, the version before it, and an ingest need"
+    manifest,plan = (json.loads(client(server).get(f'{name}:{key}') or b'{}') for key in ('meta','ingest'))
+    parts = manifest.get('parts') or [manifest]
+    ids = [plan.get('id'), plan.get('prefix'), manifest.get('uid'), *(part.get('prefix') for part in parts)]
+    return {str(o).encode() for o in ids}|{f"{manifest.get('uid')}-before".encode()}
+
 def keys(server):
-    "All keys, without the numbers of generations, and without locks, which end by themselves"
-    names = sorted(re.sub('@[0-9]+', '@', key.decode()) for key in client(server).keys())
-    return [name for name in names if name!='fastai_remote:generations' and not name.endswith(':lock')]
+    """All keys, without the IDs of ingests, and without locks, which end by themselves
+
+    A register must name only what the dataset or an ingest needs, and is left out."""
+    for key in client(server).keys('*:register'):
+        unneeded = set(client(server).hkeys(key))-needed(server, key.decode().removesuffix(':register'))
+        assert not unneeded, (key, unneeded)
+    names = sorted(re.sub('@[0-9a-f]{16,32}', '@', key.decode()) for key in client(server).keys())
+    return [name for name in names if name!='fastai_remote:used' and not name.endswith((':lock',':register'))]
 
 def seen(store):
     "Everything of a dataset, but for the time of its making and its place"

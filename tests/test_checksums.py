@@ -89,7 +89,7 @@ def test_every_flipped_bit_is_found(client, server):
     store,n_trained = RedisStore(server.url, 'd'),0
     want = store[:]
     assert len(want)==2 and store.verify(num_workers=1).bad==0
-    for key in sorted(set(client.keys())-{b'd:meta'}):
+    for key in sorted(set(client.keys())-{b'd:meta', b'd:register'}):
         whole = client.dump(key)
         for part,was,change in parts_of(client, key):
             for bit in range(8*len(was)):
@@ -97,7 +97,7 @@ def test_every_flipped_bit_is_found(client, server):
                 is_used = is_trained_on(key, bit//8, gap=1)
                 if is_used or b'~' in key: assert store.verify(num_workers=1).bad, f'{key} {part} bit {bit}: not found'
                 else: assert store[:]==want
-                if key!=b'fastai_remote:names' and is_used:
+                if not key.startswith(b'fastai_remote:') and is_used:
                     with pytest.raises(CorruptSample, match="^d: sample [01], field '.*key d:.*ingest it again"):
                         store.get_many(range(len(store)), store.fields, check=True)
                     n_trained += 1
@@ -140,12 +140,11 @@ def test_a_dataset_with_a_damaged_manifest_is_replaced_or_deleted_if_asked_for(
         client, tiny, server, change, error, message):
     client.set('d:meta', change(client.get('d:meta')))
     with pytest.raises(error, match=message): write(server.url)
-    dropped = "the manifest of 'd' is damaged: the dataset is dropped"
-    with pytest.warns(UserWarning, match=dropped): write(server.url, overwrite=True)
+    write(server.url, overwrite=True)
     assert RedisStore(server.url, 'd').get_many(range(5), 'id')['id'].tolist()==IDS and not is_damaged(server.url)
     client.set('d:meta', change(client.get('d:meta')))
-    with pytest.warns(UserWarning, match=dropped): RedisStore.delete(server.url, 'd')
-    assert RedisStore.names(server.url)==[] and not client.exists('d:meta')
+    RedisStore.delete(server.url, 'd')
+    assert client.keys()==[b'fastai_remote:used']   # also the values of both datasets, whose manifests were damaged
 
 # --- labels and numbers
 
@@ -223,7 +222,7 @@ def test_a_damaged_or_lost_table_of_gaps_is_found(client, tiny, server):
 def test_what_keeps_a_new_dataset_off_the_keys_of_a_renamed_one_is_verified(client, tiny):
     store = tiny.rename('new')
     assert store.verify(num_workers=1).bad==0
-    client.hset('fastai_remote:generations', 'd', 0)
+    client.srem('fastai_remote:used', 'd')
     assert store.verify(num_workers=1).bad==1
 
 def test_verify_of_others_keys_says_that_there_are_no_checksums(client, server):
@@ -299,33 +298,37 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(client, server):
     message = r"the plan of an unfinished ingest of 'd', d:ingest, \(RedisStore.abandon"
     with pytest.raises(CorruptSample, match=message): go()
     assert [(o['name'],o['of'],o['began']) for o in RedisStore.unfinished(server.url)]==[('d',0,'')]
-    with pytest.warns(UserWarning, match='is dropped'): RedisStore.abandon(server.url, 'd')
+    RedisStore.abandon(server.url, 'd')
+    assert client.keys()==[b'fastai_remote:used']   # the register names the keys, too
     go()
     assert len(contents(server.url))==9 and not is_damaged(server.url)
-    assert RedisStore(server.url, 'd').manifest.prefix!='d'   # nobody knows which keys the plan named
+    assert RedisStore(server.url, 'd').manifest.prefix!='d'   # a worker of the dropped ingest may still run
 
 def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_plan(client, server):
     "Also if that one has itself replaced an unfinished ingest"
     write(server.url)
-    writer,generations = RedisWriter(RedisLink(server.url), 'd'),[]
+    writer,prefixes = RedisWriter(RedisLink(server.url), 'd'),{'d'}
     def begin(signature):
-        generations.append(writer.begin({**PLAN, 'signature':signature}, overwrite=True)['generation'])
+        prefixes.add(writer.begin({**PLAN, 'signature':signature}, overwrite=True)['prefix'])
         writer.close()
     begin('a')
     begin('b')
     for signature in 'cd':
         client.set('d:ingest', client.get('d:ingest')[:-5])
-        with pytest.warns(UserWarning, match='is dropped'): begin(signature)
-    assert generations==[2,3,4,5]
+        begin(signature)
+    assert len(prefixes)==5
 
-def test_a_damaged_list_of_garbage_keeps_its_keys_and_stops_nothing(client, server):
+def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client, server):
     write(server.url)
     ranges = [['d:txt:','5']],[['d:txt:',0,5,0]]
-    for listed in '[[]]','{"ranges":[]}','['*100_000,*(seal({'ranges':some}) for some in ranges):
-        client.set('d:garbage', listed)
-        with pytest.warns(UserWarning, match="the list of keys that 'd' no longer needs, is damaged"):
+    for stored in '[[]]','{"ranges":[]}','['*100_000,*(seal({'ranges':some}) for some in ranges):
+        client.hset('d:register', 'other', stored)
+        with pytest.warns(UserWarning, match="d:register has a damaged entry b'other': the keys of 'd' that it names"):
             write(server.url, overwrite=True)
-        assert not is_damaged(server.url) and not client.exists('d:garbage'), listed[:20]
+        assert not is_damaged(server.url) and client.hexists('d:register', 'other'), stored[:20]
+    client.hdel('d:register', 'other')
+    RedisStore.delete(server.url, 'd')
+    assert client.keys()==[b'fastai_remote:used']
 
 def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, server):
     "A damaged lock is waited for until its lease ends, as that of another machine: nobody knows who has it"

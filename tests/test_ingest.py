@@ -41,7 +41,7 @@ def values(store, field): return [sample[field] for sample in store[:]]
 
 def want_keys(var, fixed, numbers, failed=False):
     "All keys of a dataset `d` with samples at the places `numbers`"
-    return sorted(['d:meta', 'fastai_remote:names', *['d:~failures#0','d:~gaps#0']*failed,
+    return sorted(['d:meta', 'd:register', 'fastai_remote:names', 'fastai_remote:used', *['d:~failures#0','d:~gaps#0']*failed,
                    *(f'd:{field}:{i}' for field in var for i in numbers),
                    *(f'd:{field}#0' for field in [*fixed, *(f'{v}.crc' for v in var)])])
 

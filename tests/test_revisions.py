@@ -29,7 +29,7 @@ def plain_rows(rows): return [{f:plain(o) for f,o in row.items()} for row in row
 def rows(store): return plain_rows(store[:])
 def ids(store): return [row['id.i4'] for row in store[:]]
 def client(server): return redis.Redis.from_url(server.url)
-OF_THE_SERVER = {'fastai_remote:generations','fastai_remote:locks'}
+OF_THE_SERVER = {'fastai_remote:used','fastai_remote:locks'}
 def keys(*clients): return {key.decode() for client in clients for key in client.keys()}-OF_THE_SERVER
 def verified(store):
     report = store.verify(num_workers=1)

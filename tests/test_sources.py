@@ -208,7 +208,7 @@ def test_splits_are_cut_at_random():
         in_memory(gen(0, 9), splits={'t':.5, 'v':.5})
 
 def test_a_field_may_be_called_as_what_the_store_keeps(put):
-    names = ['failures','meta','ingest','garbage','chunks','lock','vocab','crc','stats']
+    names = ['failures','meta','ingest','register','used','chunks','lock','vocab','crc','stats']
     source = [{'txt':f'{i}' if i!=5 else None, **{name:i for name in names}} for i in range(30)]
     store,report = put(source, shuffle=False)
     assert report.failed==1 and [*store.failures()]==[('item 5', 'TypeError: txt: want str, got NoneType')]

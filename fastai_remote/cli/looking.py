@@ -198,7 +198,7 @@ def failures_at(
     if place.is_redis:
         from fastai_remote.write.redis import RedisWriter
         writer = RedisWriter(place.link, place.name)
-        writer.plan = writer.read_plan(place.link.call(lambda client: client.get(writer.keys.plan)))
+        writer.plan = writer.place.plan()
     else:
         from fastai_remote.write.shards import ShardWriter
         writer = ShardWriter(place.storage)

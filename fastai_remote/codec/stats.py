@@ -52,16 +52,16 @@ class ImageStats:
         self.image += other.image
         return self
 
-    def to_bytes(self)->bytes:
-        """The sums as bytes, big-endian; only for at most 257 images
+    def to_text(self)->str:
+        """The sums as bytes, big-endian, in base64; only for at most 257 images
 
         Each sum of pixels is stored in 16 bits, and would overflow, without an error, for more images."""
-        return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
+        return base64.b64encode(self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()).decode()
 
     @classmethod
-    def from_bytes(cls, b:bytes):
-        "The `ImageStats` of which `to_bytes` returned `b`"
-        res = cls()
+    def from_text(cls, text:str):
+        "The `ImageStats` of which `to_text` returned `text`"
+        res,b = cls(),base64.b64decode(text)
         res.head = np.frombuffer(b, '>f8', 16).astype(float)
         res.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
         return res

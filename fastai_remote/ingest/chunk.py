@@ -352,21 +352,21 @@ def write_chunk(
     mark = part_fingerprint(part) if stream else None   # before `load` and `fn`, which may change what they are given
     for _ in range(3):
         run = writer.server_run()
-        record,failures,stats = _write_samples(writer, chunk, part, load, fn)
+        record,failures = _write_samples(writer, chunk, part, load, fn)
         if stream:
             size = writer.plan['chunk']
             record['mark'] = mark
             record['gaps'] += range(chunk*size+len(part), (chunk+1)*size)
         try:
-            writer.done(chunk, record, failures, stats, run)
+            writer.done(chunk, record, failures, run)
             return {**record, 'run':run}
         except ServerRestarted as e: error = e
     raise error
 
 def _write_samples(writer, chunk, part, load, fn):
-    """Write the samples of `part` with `writer.put`; returns `(record, failures, stats)` for `writer.done`
+    """Write the samples of `part` with `writer.put`; returns `(record, failures)` for `writer.done`
 
-    `failures` is a list of `(sample, reason)`, and `stats` are bytes, empty if no images were counted."""
+    `failures` is a list of `(sample, reason)`."""
     plan = writer.plan
     counted = plan.get('stats') if has_stats(chunk) else None
     columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)
@@ -388,7 +388,8 @@ def _write_samples(writer, chunk, part, load, fn):
     if given!=len(part):
         raise ValueError(f'{writer.name}: the source gave {given:,} samples in a part whose length is {len(part):,}')
     if columns.notes: record['notes'] = columns.notes
-    return record,failures,columns.stats.to_bytes() if columns.stats else b''
+    if columns.stats: record['stats'] = columns.stats.to_text()
+    return record,failures
 
 def failure_reason(e:Exception)->str: # At most 400 characters
     "Why a sample failed, as it is stored: the same in each run, so without addresses in memory"

@@ -228,7 +228,8 @@ def index_shard(
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
                           COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
-    writer.done(chunk, record, failures, stats.to_bytes() if stats else b'')
+    if stats: record['stats'] = stats.to_text()
+    writer.done(chunk, record, failures)
     return record
 
 def _keep_shard(writer, source, k, row):
@@ -488,7 +489,7 @@ def index_shards(
         raise ValueError(f'{source.url}: nothing can be written there: to= takes the folder for the index')
     if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
     else: target = source.subfolder(INDEX_FOLDER)
-    writer = ShardWriter(target, name=source.name if to is None else None)
+    writer = ShardWriter(target, name=source.name if to is None else None, foreign=True)
     names,ranges,left_out = _named(source, given, splits, to)
     if to is None: _check_not_ours(source)
     known = _KnownShards(writer, source, names, overwrite)
@@ -513,7 +514,7 @@ def index_shards(
         stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
         return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab=named,
                     base='' if to is None else source.url, **stats)
-    try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete, foreign=True)
+    try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete)
     except StoreExists as e:
         if not known.is_complete: raise
         known.check_contents(source)

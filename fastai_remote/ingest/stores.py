@@ -22,6 +22,7 @@ from ..store.redis_link import RedisLink
 from ..store.shards import ShardReader
 from ..store.storage import Storage
 from ..store.tiered import TieredReader
+from ..write.revision import Change
 from ..write.redis_admin import abandon_ingest, delete_dataset, rename_dataset, unfinished_ingests
 from ..write.redis_reviser import RedisReviser
 from ..write.shards_admin import abandon_shards, delete_shards, unfinished_shards
@@ -34,7 +35,7 @@ class DatasetOps:
     A store is a class of these methods and of a reader, `class RedisStore(DatasetOps, RedisReader)`. A dataset that can
     be changed also has `reviser`, which makes what writes a new version, and `reopened`, which opens it."""
     reader_class:type = None # The class that pickles name, and that workers read with; default: that of the store
-    for_users = 'add_fields','append','copy','drop_fields','edit','map','resize','verify'
+    for_users = 'add_fields','append','clean','copy','drop_fields','edit','map','resize','verify'
 
     def reviser(self,
         change # A `Change`
@@ -151,6 +152,13 @@ def drop_fields(self:DatasetOps,
 ): # The new version, a `Store`
     "Remove fields from all samples, at once; raises `UnknownField`, and `ValueError` if none would be left"
     return remove_fields(self, list(fields))
+
+@patch
+def clean(self:DatasetOps):
+    """Free what only the version before this one uses, now, and not when the next version is published
+
+    Stores that were opened before raise `StoreNotFound` then. Raises `StoreBusy`, `StoreNotFound`."""
+    self.reviser(Change()).clean()
 
 @patch
 def verify(self:DatasetOps,

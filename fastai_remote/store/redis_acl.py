@@ -22,12 +22,12 @@ def key_pattern(
 )->str:
     """The pattern of an access list that allows `key`, and the keys of all versions of its dataset that begin alike
 
-    It is `pets@*` for 'pets@2:jpg:7', `pets:*` for 'pets:meta', and `{pets.*` for '{pets.3}:jpg:7' in a cluster."""
+    It is `pets@*` for 'pets@7c1:jpg:7', `pets:*` for 'pets:meta', and `{pets.*` for '{pets.3}:jpg:7' in a cluster."""
     prefix = key.split(':')[0]
-    if prefix[:1]=='{':   # in a cluster: `{NAME}`, `{NAME.3}` or `{NAME@2.3}`
-        name,end = re.fullmatch(r'\{(.*?)(@\d+\.\d+|\.\d+)?(?:\}.*)?', prefix, re.S).groups()
+    if prefix[:1]=='{':   # in a cluster: `{NAME}`, `{NAME.3}` or `{NAME@7c1.3}`
+        name,end = re.fullmatch(r'\{(.*?)(@\w+\.\d+|\.\d+)?(?:\}.*)?', prefix, re.S).groups()
         return f"{{{name}{end[0]}*" if end else f'{{{name}}}*'
-    return re.sub(r'@\d+$', '@*', prefix) if re.search(r'@\d+$', prefix) else f'{prefix}:*'
+    return re.sub(r'@\w+$', '@*', prefix) if re.search(r'@\w+$', prefix) else f'{prefix}:*'
 
 def missing_right(
     reply:str, # What the server answered

@@ -24,7 +24,7 @@ def _bitfield_type(dtype):
     return f'{kind}{8*dtype.itemsize}', np.dtype(f'{kind}{dtype.itemsize}')
 
 def _even_tags(prefix, n):
-    "`n` hash tags, a list of `str` such as 'pets@2.17', whose slots are spread evenly over those of a cluster"
+    "`n` hash tags, a list of `str` such as 'pets@7c1.17', whose slots are spread evenly over those of a cluster"
     tags,number = {},0
     while len(tags)<n:
         tag = f'{prefix}.{number}'
@@ -41,8 +41,8 @@ class _KeyLayout:
     def __init__(self, prefix, tags):
         self.prefix,self.tags = prefix,tags
         self.starts = [f'{{{tag}}}' for tag in _even_tags(prefix, tags)] if tags else [prefix]
-        base,at,generation = prefix.partition('@')
-        home = f'{{{base}}}{at}{generation}' if tags else prefix
+        base,at,ingest = prefix.partition('@')
+        home = f'{{{base}}}{at}{ingest}' if tags else prefix
         self.failures,self.gaps = f'{home}:~failures#0',f'{home}:~gaps#0' # Keys of what is known about the samples
 
     def values(self, field, numbers)->list:

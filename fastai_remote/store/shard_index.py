@@ -592,7 +592,7 @@ def _is_overlay(entry):
 @dataclasses.dataclass
 class ShardManifest(Manifest):
     "A `Manifest` of a dataset in shards: with the table of shards, and overlays with values that were changed later"
-    _optional = *Manifest._optional,'overlays','failures_version'
+    _optional = *Manifest._optional,'before','overlays','failures_version'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
@@ -601,6 +601,8 @@ class ShardManifest(Manifest):
     # Datasets with values that were added or changed: `{folder, uid, fields: names of the fields it is used for}`,
     # or `{}` for one that is not used any more. Tables of runs have its position here, counted from 1, as the part
     overlays:list = dataclasses.field(default_factory=list)
+    # Names of shards, files and folders that only the version before needs: they stay until the next one is published
+    before:list = dataclasses.field(default_factory=list)
 
     @classmethod
     def _check(cls, d, where):
@@ -614,6 +616,9 @@ class ShardManifest(Manifest):
             if not TABLE_FILE.fullmatch(str(key)): raise UnsupportedFormat(f'{where}: damaged: {name} {key!r:.60}')
         version = d.get('failures_version', 0)
         if type(version) is not int: raise UnsupportedFormat(f'{where}: damaged: failures_version {version!r:.60}')
+        before = d.get('before', [])
+        if not isinstance(before, list) or any(type(name) is not str for name in before):
+            raise UnsupportedFormat(f'{where}: damaged: before {before!r:.60}')
 
     @property
     def failures(self)->str:

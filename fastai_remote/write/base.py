@@ -11,12 +11,13 @@ __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'held_locks', 'label_hash', 'label_te
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
+from contextlib import suppress
 from typing import TypedDict
 
 import numpy as np
 
 from ..codec.numbers import narrow
-from ..core import StoreBusy, StoreExists, StoreUnavailable
+from ..core import Manifest, StoreBusy, StoreError, StoreExists, StoreUnavailable
 from ..store.base import MemoryReader
 
 # %% ../../nbs/write/00_base.ipynb #cb0d380c
@@ -118,7 +119,8 @@ def progress_text(
 class Writer:
     """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
-    One process leads: it calls `begin`, and at the end `commit` and `close`. Any process may call `put` and `done`, on
+    One process leads: it calls `begin`, and at the end `commit` and `close`. `begin` is the same for all writers; it
+    calls `take_lock`, `found`, `check_dataset`, `checked_plan`, `abandon`, `store_plan` and `resumed`. Any process may call `put` and `done`, on
     a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
     `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
 
@@ -141,8 +143,74 @@ class Writer:
         plan, # A `Plan`, or a function that returns it, which is called while the lock is held
         overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
     )->Plan: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`"
+        """Takes the lock, and continues an earlier ingest or stores the plan of a new one
+
+        Raises `StoreBusy`, `StoreExists`, and what the methods raise that it calls. After an error, the lock is
+        released."""
+        self.take_lock()
+        try:
+            dataset,earlier = self.found(overwrite)
+            self.check_dataset(dataset, overwrite)
+            plan = self.checked_plan(plan() if callable(plan) else plan)
+            if earlier and earlier['signature']!=plan['signature']:
+                if not overwrite: raise self._other_ingest()
+                self.abandon(earlier)
+                earlier = None
+            self.plan = self.resumed(earlier) if earlier else self.store_plan(plan)
+        except BaseException:
+            with suppress(StoreError): self.close()   # the lock ends by itself; the error counts
+            raise
+        return self.plan
+
+    def _other_ingest(self):
+        return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with other '
+                           'values of variables that fn uses, other splits, seed, vocab or sizes of shards; repeat '
+                           f'that one to finish it, or {self.how_to_replace()} drops it')
+
+    def take_lock(self):
+        "Takes the lock; raises `StoreBusy`"
         raise NotImplementedError
+
+    def found(self,
+        overwrite:bool # As in `begin`: then damaged descriptions count as none
+    )->tuple: # The `Manifest` of the dataset that is there, or `None`; the `Plan` of an unfinished ingest, or `None`
+        """Removes what nobody needs, and returns what is there
+
+        Raises `CorruptSample` or `StoreError` if a description is damaged, and `StoreError` if nothing can be written
+        here."""
+        raise NotImplementedError
+
+    def check_dataset(self,
+        dataset:Manifest, # Of the dataset that is there, or `None`
+        overwrite:bool # As in `begin`
+    ):
+        """Raises `StoreExists` if there is a dataset and `overwrite` is false
+
+        A writer of new versions raises `StoreNotFound` if it is not the version that is to be changed."""
+        if dataset and not overwrite:
+            raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, {dataset.created}); '
+                              'overwrite=True replaces it')
+
+    def checked_plan(self,
+        plan:Plan # As `begin` got it
+    )->Plan:
+        """Returns the plan to be stored; by default `plan` itself
+
+        A writer of new versions returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit
+        the dataset."""
+        return plan
+
+    def store_plan(self,
+        plan:Plan # As `checked_plan` returned it
+    )->Plan: # With entries of this writer
+        "Stores the plan of a new ingest"
+        raise NotImplementedError
+
+    def resumed(self,
+        plan:Plan # Of the earlier run
+    )->Plan:
+        "Returns the plan of an earlier run, which is to be continued; by default `plan` itself"
+        return plan
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
@@ -158,10 +226,10 @@ class Writer:
 
     def done(self,
         chunk:int, # Number of the chunk
-        # `ok` and `failed` (counts of samples), `bytes`, `gaps` (list of numbers without a sample), and entries to keep
+        # `ok` and `failed` (counts of samples), `bytes`, `gaps` (list of numbers without a sample), `stats` (text from
+        # `ImageStats`, if images were counted), and entries to keep
         record:dict,
         failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
-        stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
         run:str=None, # What `server_run` returned when the chunk began
     ):
         """Records that a chunk is written; raises `ServerRestarted` if the server may have lost part of it
@@ -300,25 +368,13 @@ class MemoryWriter(Writer):
     @property
     def url(self)->str: return f'memory:{self.name}'
 
-    def begin(self, plan, overwrite=False):
+    def take_lock(self):
         if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
-        try:
-            if self.store is not None and not overwrite:
-                raise StoreExists(f'{self.url} is there already ({len(self.store):,} samples); '
-                                  'overwrite=True replaces it')
-            plan = plan() if callable(plan) else plan
-            if self.plan is not None and self.plan['signature']!=plan['signature']:
-                if not overwrite:
-                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn is here: repeat '
-                                      'that one, or abandon() it')
-                self.plan = None
-            if self.plan is None:
-                self.plan = plan
-                self.samples,self.chunks,self.failed,self.labels = {},{},{},{}
-        except BaseException:
-            self.close()
-            raise
-        return self.plan
+
+    def found(self, overwrite): return None if self.store is None else self.store.manifest,self.plan
+    def store_plan(self, plan):
+        self.samples,self.chunks,self.failed,self.labels = {},{},{},{}
+        return plan
 
     def put(self, numbers, columns, labels=None):
         for field,field_labels in (labels or {}).items(): self.labels.setdefault(field, set()).update(field_labels)
@@ -326,9 +382,9 @@ class MemoryWriter(Writer):
         for k,number in enumerate(np.asarray(numbers).tolist()):
             self.samples[number] = {field:values[k] for field,values in columns.items()}
 
-    def done(self, chunk, record, failures=(), stats=b'', run=None):
+    def done(self, chunk, record, failures=(), run=None):
         if chunk in self.chunks: return
-        self.chunks[chunk] = {**record, 'stats':stats}
+        self.chunks[chunk] = record
         self.failed[chunk] = list(failures)
 
     def records(self): return iter(sorted(self.chunks.items()))

@@ -183,6 +183,19 @@ def write(self:RedisLock,
     if home and not self.transaction_if(self.keys.lock, self.token, queue, run): raise self.lost()
 
 @patch
+def unlink(self:RedisLock,
+    keys:list, # Names that begin alike, up to a number
+    run:str=None # As in `transaction_if`
+):
+    """Removes keys while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted`
+
+    In a cluster, the lock is checked before."""
+    if not self.tags: return self.write([('UNLINK', *keys)], run)
+    if not self.transaction_if(self.keys.lock, self.token, lambda p: p.exists(self.keys.lock), run): raise self.lost()
+    # keys without a hash tag are of a dataset that was written before the cluster was
+    self.link.send([('UNLINK', *keys)] if keys[0][0]=='{' else [('UNLINK', key) for key in keys])
+
+@patch
 def is_home(self:RedisLock,
     key:str # A key of the dataset
 )->bool:
