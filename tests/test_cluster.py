@@ -175,7 +175,7 @@ def test_a_holder_of_the_lock_that_slept_changes_nothing(cluster):
         writer.put(numbers, {'x':[b'%d' % i for i in numbers]})
         return len(numbers)
     put(first, 0)
-    call(cluster.url, 'delete', first.keys.lock)   # its lease has ended
+    call(cluster.url, 'delete', first.place.keys.lock)   # its lease has ended
     second = begun(cluster, 'x', 'bin')
     for chunk in range(-(-N//16)): second.done(chunk, dict(ok=put(second, chunk), failed=0, bytes=1, gaps=[]))
     put(first, 1)
