@@ -360,7 +360,7 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
     for folder in theirs.parent,theirs: assert [o['samples'] for o in result('ls', folder)['datasets']]==[1]
     assert '1 samples' in cli('doctor', theirs)[1]
     (begun/'.fastai_remote/.ingest').mkdir(parents=True)
-    plan = dict(signature='', n=8, chunk=8, generation=1, prefix='', fields={})
+    plan = dict(signature='x', n=8, chunk=8, generation=1, prefix='', fields={})
     (begun/'.fastai_remote/.ingest/plan.json').write_bytes(seal(plan))
     for folder in begun.parent,begun:
         document = result('ls', folder)

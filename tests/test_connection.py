@@ -68,12 +68,11 @@ def test_a_worker_makes_its_own_object(method):
                                   lambda folder: ShardWriter(Storage(folder), 1000, 5)])
 def test_each_chunk_has_a_writer_of_its_own_on_one_connection(make, tmp_path):
     writer = make(tmp_path)
-    def lock(writer): return writer.place.lock if isinstance(writer, RedisWriter) else writer.lock
-    writer.plan,lock(writer).token = {'n':3},'token'
+    writer.plan,writer.place.lock.token = {'n':3},'token'
     opener = sent(writer.opener())
     others = [opener() for _ in range(4)]
     assert len(set(map(id, (writer, *others))))==5 and 's3cret' not in repr(opener)
-    assert all((o.plan,lock(o).token,o.name)==({'n':3},'token',writer.name) for o in others)
+    assert all((o.plan,o.place.lock.token,o.name)==({'n':3},'token',writer.name) for o in others)
     assert len({id(getattr(o, 'link', None) or o.storage) for o in others})==1
 
 # --- retries

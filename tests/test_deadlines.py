@@ -232,13 +232,13 @@ def test_a_connection_that_is_lost_in_every_transaction_ends_at_the_deadline(fre
 def test_a_lock_that_could_not_be_released_does_not_block_the_next_call_of_this_process(fresh):
     "The server was away when the ingest ended; its lease of 30 s has not ended"
     first = RedisWriter(RedisLink(fresh.url, timeout=TIMEOUT), 'd')
-    first.take_lock()
+    first.place.take()
     fresh.proc.send_signal(signal.SIGSTOP)
     with pytest.raises(StoreUnavailable): first.close()
     fresh.proc.send_signal(signal.SIGCONT)
     assert redis.Redis.from_url(fresh.url).exists('d:ingest:lock')
     to_redis([{'txt':'a'}], fresh.url, 'd', num_workers=1, progress=False)
     second,third = (RedisWriter(RedisLink(fresh.url), 'e') for _ in range(2))
-    second.take_lock()
-    with pytest.raises(StoreBusy): third.take_lock()   # one that is held blocks others in the same process
+    second.place.take()
+    with pytest.raises(StoreBusy): third.place.take()   # one that is held blocks others in the same process
     second.close()

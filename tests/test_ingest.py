@@ -159,7 +159,7 @@ def test_integer_labels_are_categories(put, labels):
     assert (copy.vocab,values(copy, 'cls'))==(want,ordered)
 
 def test_too_many_integers_for_categories_are_numbers(put, monkeypatch):
-    for module in 'base','redis': monkeypatch.setattr(f'fastai_remote.write.{module}.MAX_CLASSES', 1000)
+    for module in 'base','redis_labels': monkeypatch.setattr(f'fastai_remote.write.{module}.MAX_CLASSES', 1000)
     for writes in put,write:
         for n,vocab in (1000,[5*i-9 for i in range(1000)]),(1001,[]):
             s,_ = writes([{'cls':5*i-9} for i in range(n)], shuffle=False, overwrite=True)
@@ -326,7 +326,7 @@ def test_failures_of_chunks_that_were_lost_count_once():
         def commit(self):
             if self.lost: return super().commit()
             self.lost = True
-            del self.chunks[0]
+            del self.place.chunks[0]
             raise ChunksLost('lost')
     _,report = write(list(range(20)), lambda i: {'id':1//i}, Losing(), chunk=4, max_failed=1)
     assert (report.written,report.failed)==(19,1)

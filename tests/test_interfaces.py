@@ -8,9 +8,12 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.testing import CodecTests, SourceTests, StoreTests, WriterTests, example
-from fastai_remote.write.base import MemoryWriter
+from fastai_remote.testing import CodecTests, PlaceTests, SourceTests, StoreTests, WriterTests, example
+from fastai_remote.write.base import MemoryPlace, MemoryWriter
+from fastai_remote.write.folder_lock import LOCK_FILE
+from fastai_remote.write.folder_place import FolderPlace
 from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.redis_place import RedisPlace
 from fastai_remote.write.shards import ShardWriter
 from in_memory import in_memory
 
@@ -37,6 +40,31 @@ class TestTieredStore(TestShardStore):
     @pytest.fixture(autouse=True)
     def place(self, server, tmp_path): self.server,self.folder = server,tmp_path/'numbers'
     def make(self): return TieredStore(self.server.url, super().make())
+
+class TestMemoryPlace(PlaceTests):
+    @pytest.fixture(autouse=True)
+    def place(self): self.memory = MemoryPlace('numbers')
+    def make(self): return self.memory
+    def is_empty(self): return self.memory.store is None
+
+class TestRedisPlace(PlaceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, fresh): self.server = fresh
+    def make(self): return RedisPlace(RedisLink(self.server.url), 'numbers')
+    def is_empty(self): return self.make().link.client.keys()==[b'fastai_remote:used']
+    def lose(self, place): place.link.client.delete(place.keys.lock)
+
+class TestFolderPlace(PlaceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path): self.folder = f'{tmp_path}/numbers'
+    def make(self): return FolderPlace(Storage(self.folder))
+    def is_empty(self): return not Storage(self.folder).names()
+    def lose(self, place): place.hidden.remove([LOCK_FILE])
+
+class TestObjectPlace(TestFolderPlace):
+    "On a storage that cannot lock a folder"
+    @pytest.fixture(autouse=True)
+    def place(self, request): self.folder = f'memory://places/{request.node.name}/numbers'
 
 class TestMemoryWriter(WriterTests):
     @pytest.fixture(autouse=True)

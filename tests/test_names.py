@@ -30,7 +30,7 @@ def test_no_dataset_is_renamed_while_an_ingest_of_either_name_runs(fresh, which)
     "Afterwards it is, unless the new name has an unfinished ingest"
     to_redis(items('a'), fresh.url, 'a', **ONE)
     store,writer = RedisStore(fresh.url, 'a'),RedisWriter(RedisLink(fresh.url), which)
-    writer.take_lock()
+    writer.place.take()
     with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): store.rename('b')
     writer.close()
     stop(fresh, which, 'z')

@@ -202,5 +202,5 @@ def failures_at(
     else:
         from fastai_remote.write.shards import ShardWriter
         writer = ShardWriter(place.storage)
-        writer.plan = writer.unfinished_plan()
+        writer.plan = writer.place.plan()
     return writer.name,writer.failures()

@@ -40,6 +40,7 @@ from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDE
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.base import label_texts
+from ..write.folder_place import FolderPlace
 from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/11_index.ipynb #243399dc
@@ -224,7 +225,7 @@ def index_shard(
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
     index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
-    with writer.lock.publishing(): writer.hidden.write(file_name, index)
+    with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
                           COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
@@ -363,7 +364,7 @@ class ShardIndexJob(IngestJob):
     @property
     def notes(self):
         "Returns a list of remarks, for the report, on fields that some samples lack; reads the committed manifest"
-        dataset = self.writer.committed()
+        dataset = self.writer.place.committed()
         return [f'{dataset.n-entry["n"]:,} of {dataset.n:,} samples have no {field!r}'
                 for field,entry in dataset.fields.items() if entry.get('n', dataset.n)<dataset.n]
 
@@ -381,7 +382,7 @@ class _KnownShards:
         """Raises `StoreExists` if some are gone or have another size, or if what is there is no index to add shards to
 
         Raises `CorruptSample` if the first index is damaged or gone."""
-        self.positions,self.dataset,self.is_complete = {},writer.committed(),False
+        self.positions,self.dataset,self.is_complete = {},writer.place.committed(),False
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
             return
@@ -443,10 +444,10 @@ def _check_recorded(writer, source):
 
 def _check_not_ours(source):
     "Raises `StoreExists` if the shards in the `Storage` `source` are those of `to_shards`, or will be"
-    writer = ShardWriter(source)
-    try: dataset = writer.committed()
+    place = FolderPlace(source)
+    try: dataset = place.committed()
     except UnsupportedFormat: return   # `manifest.json` of another tool, which does not matter
-    plan = writer.unfinished_plan(dataset)
+    plan = place.plan()
     if dataset is not None or plan and plan['prefix']:
         raise StoreExists(f'{source.url}: to_shards has written these shards, or is about to: they have an index')
 
@@ -499,7 +500,7 @@ def index_shards(
     def plan():
         sizes = _sizes(source, names)
         earlier = known.dataset
-        if earlier is not None and getattr(writer.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
+        if earlier is not None and getattr(writer.place.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
             raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
         # what was kept of an earlier index is not read anew
         identity = names,sizes,splits,earlier and earlier.uid,labels

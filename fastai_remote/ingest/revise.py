@@ -98,7 +98,7 @@ def _write_overlay(reviser, k, source, fn, **options):
     try: ingest(source, writer, fn, shuffle=False, max_failed=0, overwrite=True, **options)
     except IngestError as e:
         failures = '\n  '.join(f'{sample}: {reason}' for sample,reason in islice(writer.failures(), 5))
-        reviser.clean_up(reviser.committed())
+        reviser.place.clean_up()
         raise IngestError(f'{reviser.name}: each sample needs a value, so nothing has changed:\n  '
                           f'{failures or e}') from e
     overlay = ShardReader(storage, cache=None)

@@ -7,17 +7,17 @@ Docs: page `write/base`"""
 # %% auto #0
 __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'held_locks', 'label_hash', 'label_texts', 'labels_of_texts', 'check_name',
            'ServerRestarted', 'ChunksLost', 'host_id', 'is_alive', 'process_state', 'Plan', 'chunk_count',
-           'progress_text', 'Writer', 'finish_samples', 'MemoryWriter']
+           'progress_text', 'Place', 'Writer', 'finish_samples', 'MemoryPlace', 'MemoryWriter']
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypedDict
 
 import numpy as np
 
 from ..codec.numbers import narrow
-from ..core import Manifest, StoreBusy, StoreError, StoreExists, StoreUnavailable
+from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists, StoreUnavailable
 from ..store.base import MemoryReader
 
 # %% ../../nbs/write/00_base.ipynb #cb0d380c
@@ -116,17 +116,91 @@ def progress_text(
     return f' ({done:,}{of} chunks done)'
 
 # %% ../../nbs/write/00_base.ipynb #ff3705b2
+class Place:
+    """Where a dataset appears, and where its ingest keeps what it must remember; one process at a time holds its lock
+
+    `publish`, with parameters of its own, replaces the manifest: that is the one step that makes a version visible. All
+    methods raise `StoreUnavailable` if the place cannot be reached; all that write raise `StoreBusy` without the
+    lock."""
+    name:str = '' # Name of the dataset
+
+    @property
+    def url(self)->str:
+        "Where the dataset is written, without secrets"
+        raise NotImplementedError
+
+    @property
+    def how_to_abandon(self)->str:
+        "The call that drops an unfinished ingest, for a message"
+        return 'abandon()'
+
+    def take(self,
+        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
+    ):
+        "Takes the lock; raises `StoreBusy`"
+        raise NotImplementedError
+
+    def close(self): "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"
+
+    @contextmanager
+    def locked(self):
+        "A context that takes the lock, and releases it at the end; raises `StoreBusy`"
+        self.take()
+        try: yield
+        finally:
+            with suppress(StoreError): self.close()   # it ends by itself; what was done, or an error, counts
+
+    def check(self): "Raises `StoreError` if a dataset that is written here would be lost or mixed up with another one"
+
+    def committed(self,
+        accept_damage:bool=False # Is a damaged manifest as good as none, where it can be replaced?
+    )->Manifest:
+        "Returns the manifest of the dataset, or `None`; raises `CorruptSample`, `UnsupportedFormat`"
+        raise NotImplementedError
+
+    def plan(self)->Plan:
+        "Returns the plan of the unfinished ingest, or `None`; raises `StoreError` if it is damaged"
+        raise NotImplementedError
+
+    def begin(self,
+        plan:Plan # As `Writer.checked_plan` returned it
+    )->Plan: # With entries of this place
+        "Stores the plan of a new ingest"
+        raise NotImplementedError
+
+    def store_plan(self,
+        plan:Plan # The plan of the ingest, with other entries
+    ):
+        "Changes the plan"
+        raise NotImplementedError
+
+    def resumed(self,
+        plan:Plan # Of an earlier run
+    )->Plan:
+        "Returns the plan of an earlier run, which is to be continued; by default `plan` itself"
+        return plan
+
+    def drop_plan(self):
+        "Makes an unfinished ingest impossible to continue and to publish, and removes what it wrote"
+        raise NotImplementedError
+
+    def clean_up(self,
+        keep_before:bool=True # Keep what only the version before uses?
+    )->bool: # Was there anything to remove?
+        "Removes what neither the dataset nor an unfinished ingest needs; by default, nothing is left over"
+        return False
+
 class Writer:
     """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
-    One process leads: it calls `begin`, and at the end `commit` and `close`. `begin` is the same for all writers; it
-    calls `take_lock`, `found`, `check_dataset`, `checked_plan`, `abandon`, `store_plan` and `resumed`. Any process may call `put` and `done`, on
+    One process leads: it calls `begin`, and at the end `commit` and `close`. What describes the dataset and the ingest
+    is in a `Place`, so that beginning, continuing and abandoning are the same for all writers. Any process may call `put` and `done`, on
     a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
     `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
 
     After a kill at any point, the same calls continue: `begin` returns the plan of the earlier run, and `records` the
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
-    name:str = '' # Name of the dataset
+    place:Place = None # Where the dataset appears
     plan:Plan = None # Set by `begin`
     takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
@@ -135,9 +209,13 @@ class Writer:
     n_examples:int = 1 # Number of samples to convert before `begin`; their size is an argument of `chunk_size`
 
     @property
+    def name(self)->str:
+        "Name of the dataset"
+        return self.place.name
+    @property
     def url(self)->str:
         "Where the dataset is written, without secrets"
-        raise NotImplementedError
+        return self.place.url
 
     def begin(self,
         plan, # A `Plan`, or a function that returns it, which is called while the lock is held
@@ -147,16 +225,16 @@ class Writer:
 
         Raises `StoreBusy`, `StoreExists`, and what the methods raise that it calls. After an error, the lock is
         released."""
-        self.take_lock()
+        self.place.take(self.progress)
         try:
-            dataset,earlier = self.found(overwrite)
+            dataset,earlier = self._found(overwrite)
             self.check_dataset(dataset, overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
             if earlier and earlier['signature']!=plan['signature']:
                 if not overwrite: raise self._other_ingest()
-                self.abandon(earlier)
+                self.abandon()
                 earlier = None
-            self.plan = self.resumed(earlier) if earlier else self.store_plan(plan)
+            self.plan = self.place.resumed(earlier) if earlier else self.place.begin(plan)
         except BaseException:
             with suppress(StoreError): self.close()   # the lock ends by itself; the error counts
             raise
@@ -167,18 +245,19 @@ class Writer:
                            'values of variables that fn uses, other splits, seed, vocab or sizes of shards; repeat '
                            f'that one to finish it, or {self.how_to_replace()} drops it')
 
-    def take_lock(self):
-        "Takes the lock; raises `StoreBusy`"
-        raise NotImplementedError
+    def _found(self, overwrite):
+        """Removes what nobody needs; returns the manifest of the dataset that is there, and the plan of an ingest
 
-    def found(self,
-        overwrite:bool # As in `begin`: then damaged descriptions count as none
-    )->tuple: # The `Manifest` of the dataset that is there, or `None`; the `Plan` of an unfinished ingest, or `None`
-        """Removes what nobody needs, and returns what is there
-
-        Raises `CorruptSample` or `StoreError` if a description is damaged, and `StoreError` if nothing can be written
-        here."""
-        raise NotImplementedError
+        Either may be `None`. With `overwrite`, damaged ones count as none, where they can be replaced."""
+        place = self.place
+        place.check()
+        place.clean_up()
+        dataset = place.committed(overwrite)
+        try: return dataset,place.plan()
+        except CorruptSample:
+            if not overwrite: raise
+            place.drop_plan()
+            return dataset,None
 
     def check_dataset(self,
         dataset:Manifest, # Of the dataset that is there, or `None`
@@ -198,18 +277,6 @@ class Writer:
 
         A writer of new versions returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit
         the dataset."""
-        return plan
-
-    def store_plan(self,
-        plan:Plan # As `checked_plan` returned it
-    )->Plan: # With entries of this writer
-        "Stores the plan of a new ingest"
-        raise NotImplementedError
-
-    def resumed(self,
-        plan:Plan # Of the earlier run
-    )->Plan:
-        "Returns the plan of an earlier run, which is to be continued; by default `plan` itself"
         return plan
 
     def put(self,
@@ -249,13 +316,14 @@ class Writer:
         "Encodes labels, and makes the dataset visible in one step; returns its `Manifest`"
         raise NotImplementedError
 
-    def abandon(self,
-        plan:Plan=None # Of the ingest to abandon; default: that of this writer
-    ):
+    def abandon(self):
         "Removes everything that an unfinished ingest has written; the lock must be held. May raise `StoreBusy`"
-        raise NotImplementedError
+        self.place.drop_plan()
 
-    def close(self): "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"
+    def close(self):
+        "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"
+        self.place.close()
+
     def opener(self):
         "Returns a callable that can be pickled; called in a worker, it returns a writer of the same ingest"
         raise NotImplementedError
@@ -268,6 +336,7 @@ class Writer:
     ):
         "Changes the plan of a stream, whose length was not known when it began"
         self.plan = {**self.plan, 'n':n, **changes}
+        self.place.store_plan(self.plan)
 
     def server_run(self)->str:
         """Returns an ID of the current run of the server; if it changes, samples that were not saved may be lost
@@ -319,7 +388,7 @@ class Writer:
 
     def how_to_abandon(self)->str:
         "Returns the call that drops an unfinished ingest, for a message"
-        return 'abandon()'
+        return self.place.how_to_abandon
 
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
@@ -354,6 +423,34 @@ def finish_samples(
         columns[field] = values if dtype is None else np.array(values, dtype)
     return columns,splits,vocab
 
+class MemoryPlace(Place):
+    "The memory of this process"
+    def __init__(self,
+        name:str='memory' # Name of the dataset
+    ):
+        self.name = check_name(name)
+        self.lock,self.store,self.ingest = threading.Lock(),None,None
+
+    @property
+    def url(self)->str: return f'memory:{self.name}'
+    def take(self, progress=None):
+        if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
+
+    def close(self):
+        if self.lock.locked(): self.lock.release()
+
+    def committed(self, accept_damage=False): return None if self.store is None else self.store.manifest
+    def plan(self): return self.ingest
+    def begin(self, plan):
+        self.ingest,self.samples,self.chunks,self.failed,self.labels = plan,{},{},{},{}
+        return plan
+
+    def store_plan(self, plan): self.ingest = plan
+    def drop_plan(self): self.ingest = None
+    def publish(self,
+        store:MemoryReader # The new version
+    ): self.store,self.ingest = store,None
+
 class MemoryWriter(Writer):
     """The reference implementation: writes a dataset into memory, in one process
 
@@ -361,45 +458,35 @@ class MemoryWriter(Writer):
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
-        self.name = check_name(name)
-        self.store = None
-        self.lock = threading.Lock()
+        self.place = MemoryPlace(name)
 
     @property
-    def url(self)->str: return f'memory:{self.name}'
-
-    def take_lock(self):
-        if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
-
-    def found(self, overwrite): return None if self.store is None else self.store.manifest,self.plan
-    def store_plan(self, plan):
-        self.samples,self.chunks,self.failed,self.labels = {},{},{},{}
-        return plan
+    def store(self)->MemoryReader: return self.place.store
 
     def put(self, numbers, columns, labels=None):
-        for field,field_labels in (labels or {}).items(): self.labels.setdefault(field, set()).update(field_labels)
+        place = self.place
+        for field,field_labels in (labels or {}).items(): place.labels.setdefault(field, set()).update(field_labels)
         columns = {field:v if isinstance(v, list) else v.tolist() for field,v in columns.items()}
         for k,number in enumerate(np.asarray(numbers).tolist()):
-            self.samples[number] = {field:values[k] for field,values in columns.items()}
+            place.samples[number] = {field:values[k] for field,values in columns.items()}
 
     def done(self, chunk, record, failures=(), run=None):
-        if chunk in self.chunks: return
-        self.chunks[chunk] = record
-        self.failed[chunk] = list(failures)
+        if chunk in self.place.chunks: return
+        self.place.chunks[chunk],self.place.failed[chunk] = record,list(failures)
 
-    def records(self): return iter(sorted(self.chunks.items()))
-    def failures(self): return (failure for chunk in sorted(self.failed) for failure in self.failed[chunk])
-    def abandon(self, plan=None): self.plan = None
-    def close(self):
-        if self.lock.locked(): self.lock.release()
+    def records(self): return iter(sorted(self.place.chunks.items()))
+    def failures(self):
+        failed = self.place.failed
+        return (failure for chunk in sorted(failed) for failure in failed[chunk])
+
     def opener(self): return lambda: self
 
     def commit(self):
-        gaps = {number for record in self.chunks.values() for number in record['gaps']}
-        columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels, gaps)
+        place,gaps = self.place,{number for _,record in self.records() for number in record['gaps']}
+        columns,splits,vocab = finish_samples(self.plan, place.samples, place.labels, gaps)
         codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
         failures = list(self.failures())
-        self.store = MemoryReader(columns, self.name, vocab, splits, codecs, failures)
-        self.store.manifest.failed = len(failures)
-        self.abandon()
-        return self.store.manifest
+        store = MemoryReader(columns, self.name, vocab, splits, codecs, failures)
+        store.manifest.failed = len(failures)
+        place.publish(store)
+        return store.manifest

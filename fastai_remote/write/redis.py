@@ -16,7 +16,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..codec.stats import ImageStats
-from ..core import CorruptSample, Manifest, seal, StoreError
+from ..core import Manifest, seal, StoreError
 from ..store.redis import read_failures
 from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
@@ -37,12 +37,9 @@ class RedisWriter(Writer):
         name:str # Name of the dataset
     ):
         self.place = RedisPlace(link, name)
-        self.link,self.name,self.plan = link,name,None
+        self.link = link
         self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
-    @property
-    def url(self)->str: return self.link.url
-    def how_to_abandon(self)->str: return self.place.how_to_abandon
     def opener(self):
         lock = self.place.lock
         return partial(_open_writer, self.link.opener(), self.name, self.plan, lock.token, lock.tags)
@@ -53,8 +50,6 @@ class RedisWriter(Writer):
         return key_layout(self.plan['prefix'], self.plan['tags'])
 
     def server_run(self): return self.place.lock.server_run()
-    def take_lock(self): self.place.lock.take(self.progress)
-    def close(self): self.place.lock.close()
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -81,20 +76,6 @@ class RedisWriter(Writer):
         keys = [self.place.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
         return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
 
-    def found(self, overwrite):
-        place = self.place
-        place.clean_up()
-        place.check_eviction()
-        place.check_home()
-        dataset = place.committed(overwrite)
-        try: return dataset,place.plan()
-        except CorruptSample:
-            if not overwrite: raise
-            place.drop_plan()
-            return dataset,None
-
-    def store_plan(self, plan): return self.place.begin(plan)
-    def abandon(self, plan=None): self.place.drop_plan()
 
     # `RedisReviser` replaces these two methods
 
@@ -199,14 +180,7 @@ def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`, both `str`; raises `CorruptSample`"
     return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
 
-@patch
-def extend(self:RedisWriter,
-    n:int, # Samples with numbers below `n` may be written from now on
-    **changes # Further entries of the plan to replace
-):
-    "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
-    self.plan = {**self.plan, 'n':n, **changes}
-    self.place.store_plan(self.plan)
+
 
 # %% ../../nbs/write/07_redis.ipynb #8983b2c0
 @patch

@@ -7,7 +7,6 @@ __all__ = ['RedisPlace']
 
 # %% ../../nbs/write/04_redis_place.ipynb #662cebd1
 import uuid, warnings
-from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 
 import redis
@@ -20,12 +19,12 @@ from ..store.redis import find_manifest, NAMES_KEY, read_manifest, USED_KEY
 from ..store.redis_layout import key_layout
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of
-from .base import check_name, ServerRestarted
+from .base import check_name, Place, ServerRestarted
 from .redis_lock import RedisLock
 from .redis_state import IngestKeys, INGESTS_KEY, read_sealed, state_keys, value_keys, with_checks
 
 # %% ../../nbs/write/04_redis_place.ipynb #ad2497ca
-class RedisPlace:
+class RedisPlace(Place):
     "Where a dataset in Redis appears, and where an ingest keeps what it must remember"
     def __init__(self,
         link:RedisLink, # The server
@@ -42,20 +41,11 @@ class RedisPlace:
     @property
     def keys(self)->IngestKeys: return self.lock.keys
     @property
-    def how_to_abandon(self)->str:
-        "The call that drops an unfinished ingest, for a message"
-        return f'RedisStore.abandon(url, {self.name!r})'
+    def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
 
-    @contextmanager
-    def locked(self):
-        "A context that takes the lock, and releases it at the end; raises `StoreBusy`"
-        self.lock.take()
-        try: yield
-        finally:
-            with suppress(StoreError): self.lock.close()   # it ends by itself; what was done, or an error, counts
-
-    def plan(self)->dict:
-        "Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample`"
+    def take(self, progress=None): self.lock.take(progress)
+    def close(self): self.lock.close()
+    def plan(self):
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if not stored: return None
         return read_sealed(stored, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
@@ -89,7 +79,13 @@ class RedisPlace:
 
 # %% ../../nbs/write/04_redis_place.ipynb #e9e85ca9
 @patch
-def check_eviction(self:RedisPlace):
+def check(self:RedisPlace):
+    "Raises `StoreError` if the server may drop keys, and `StoreExists` if the dataset was moved, as `check_home`"
+    self._check_eviction()
+    self.check_home()
+
+@patch
+def _check_eviction(self:RedisPlace):
     "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
     for memory in self.memory():
         policy = memory.get('maxmemory_policy', '')
