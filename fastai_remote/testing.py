@@ -140,8 +140,9 @@ class PlaceTests:
         place.take()
         plan = place.begin(self.new_plan())
         self.lose(place)
-        for change in (lambda: place.store_plan({**plan, 'n':8}), place.drop_plan, lambda: place.begin(self.new_plan())):
-            raises(StoreBusy, change)
+        raises(StoreBusy, place.store_plan, {**plan, 'n':8})
+        raises(StoreBusy, place.drop_plan)
+        raises(StoreBusy, place.begin, self.new_plan())
         place.close()
         with self.make().locked(): assert self.make().plan()==plan
 

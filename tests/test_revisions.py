@@ -536,6 +536,34 @@ def test_what_is_there_is_not_written_again_and_what_is_dropped_is_freed(redis_p
     store = store.add_fields({'y.bin':[b'']*51}, **ONE).drop_fields('x.bin')
     assert not [key for key in keys(client(server)) if ':x.bin:' in key] and verified(store)
 
+def test_what_a_version_does_not_need_stays_until_the_next_one_or_until_it_is_cleaned(redis_place, server):
+    store,stored = redis_place.write(samples(0, 9)),lambda: keys(client(server))
+    before = next(key.removesuffix('0') for key in stored() if key.endswith(':txt:0'))
+    store = store.edit(set={'txt':{3:'new'}})
+    assert f'{before}3' in stored()   # for stores that were opened before
+    store = store.edit(drop=[0])
+    assert f'{before}3' not in stored() and f'{before}0' in stored()
+    store.clean()
+    assert f'{before}0' not in stored() and verified(store) and store[2]['txt']=='new'
+    store = store.drop_fields('txt')
+    assert not [key for key in stored() if ':txt:' in key and not key.startswith('x')] and verified(store)
+    redis_place.delete()
+    assert stored()==set()
+
+def test_a_file_that_a_version_does_not_need_stays_until_the_next_one_or_until_it_is_cleaned(folders):
+    store,stored = folders.write(),lambda: {name.rpartition('/')[2] for name in folders.contents()}
+    tables = lambda: {name for name in stored() if '.gaps-' in name}
+    store = store.edit(drop=range(7))   # all samples of a shard
+    assert 'shard-000000.tar' in stored() and 'shard-000000.tar.fastai_remote' in stored()
+    store = store.edit(drop=[3])
+    assert 'shard-000000.tar' not in stored() and len(tables())==1
+    store = store.edit(drop=[4])
+    assert len(tables())==2
+    store.clean()
+    assert len(tables())==1 and verified(store) and ids(store)==[7,8,9,11,*range(13, 30)]
+    folders.delete()
+    assert not stored()
+
 def test_a_field_that_is_named_twice_is_dropped_once(redis_place):
     other = redis_place.write(samples(0, 9), 'e').drop_fields('txt', 'txt')
     assert redis_place.write(samples(0, 9)).drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0

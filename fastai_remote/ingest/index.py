@@ -500,7 +500,8 @@ def index_shards(
     def plan():
         sizes = _sizes(source, names)
         earlier = known.dataset
-        if earlier is not None and getattr(writer.place.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
+        now = writer.place.committed()   # nobody else can write
+        if earlier is not None and getattr(now, 'uid', None)!=earlier.uid:
             raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
         # what was kept of an earlier index is not read anew
         identity = names,sizes,splits,earlier and earlier.uid,labels

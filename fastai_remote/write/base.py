@@ -194,8 +194,8 @@ class Writer:
     """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
     One process leads: it calls `begin`, and at the end `commit` and `close`. What describes the dataset and the ingest
-    is in a `Place`, so that beginning, continuing and abandoning are the same for all writers. Any process may call `put` and `done`, on
-    a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
+    is in a `Place`, so that beginning, continuing and abandoning are the same for all writers. Any process may call
+    `put` and `done`, on a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
     `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
 
     After a kill at any point, the same calls continue: `begin` returns the plan of the earlier run, and `records` the
@@ -241,8 +241,8 @@ class Writer:
         return self.plan
 
     def _other_ingest(self):
-        return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with other '
-                           'values of variables that fn uses, other splits, seed, vocab or sizes of shards; repeat '
+        return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with '
+                           'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; repeat '
                            f'that one to finish it, or {self.how_to_replace()} drops it')
 
     def _found(self, overwrite):

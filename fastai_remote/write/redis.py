@@ -127,7 +127,8 @@ def put(self:RedisWriter,
             check = fields.get(field.removesuffix('~'), {}).get('check')
             commands += packed_writes(layout, field, values.dtype, numbers, values, check)
     for field,field_labels in (labels or {}).items():
-        if field_labels: commands.append(('SADD', self.place.keys.labels(self.plan, field), *map(seal_label, field_labels)))
+        key = self.place.keys.labels(self.plan, field)
+        if field_labels: commands.append(('SADD', key, *map(seal_label, field_labels)))
     self.place.lock.write(commands)
 
 @patch

@@ -18,7 +18,8 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..core import CorruptSample, MissingSample
 from ..runs import GapTable, MAX_RUNS, TooManyRuns
-from ..store.shard_index import INDEX_FOLDER, is_overlay_folder, joined_tables, overlay_folder, ShardManifest, ShardTable
+from ..store.shard_index import INDEX_FOLDER, is_overlay_folder, joined_tables, overlay_folder
+from ..store.shard_index import ShardManifest, ShardTable
 from ..store.shards import ShardReader
 from ..store.storage import Storage
 from .revision import Append, Change, check_fields, NewPart, NewVersion, wider_dtype
