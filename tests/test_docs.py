@@ -39,7 +39,7 @@ def test_the_picture_of_the_readme_is_one_of_this_demo():
 def test_labels_of_the_demo_are_those_of_the_command_line(tmp_path):
     sys.path.insert(0, str(root))
     import demo
-    from fastai_remote.cli.sources import read_label
+    from fastai_remote.cli.command import read_label
     file = tmp_path/'pets'/'great_pyrenees_12.jpg'
     for pattern,label in ((r'^(.+)_[0-9]+', 'great_pyrenees'), (r'([^/]+)_\d+.jpg$', 'great_pyrenees'),
                           (r'(\w+)/[^/]*$', 'pets'), (r'(\d+)', '12')):
