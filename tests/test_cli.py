@@ -400,7 +400,7 @@ def parameters():
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serve_folder
+    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 

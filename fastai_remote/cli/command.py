@@ -30,11 +30,10 @@ from ..store.shards import ShardReader
 # %% ../../nbs/cli/04_command.ipynb #c5ebb137
 _METAVARS = {int:'N', float:'X', str:'TEXT', list:'TEXT,…', dict:'NAME=TEXT,…'}
 
-def read_value(
-    text:str,
-    types:set # Some of `int`, `float`, `str`, `list` and `dict`
-):
-    "`text` as a value of one of `types`: `a=b,c=d`, `a,b`, a number, or a text. Raises `ValueError`, `UsageError`"
+def read_value(text:str, types:set):
+    """`text` as a value of one of `types`, which are some of `int`, `float`, `str`, `list` and `dict`
+
+    A list is written `a,b`, and a dict `a=b,c=d`. Raises `ValueError` and `UsageError`."""
     if dict in types and ('=' in text or list not in types): return _pairs(text)
     if list in types and (',' in text or str not in types):
         return [read_value(o, {str, *(types&{int})}) for o in text.split(',') if o]
@@ -75,10 +74,10 @@ def pattern_label(pattern, path):
     if not found: raise ValueError(f'{pattern!r} is not found in {text}')
     return found[1]
 
-def read_label(
-    text:str # `folder`, also called `parent`, or a regular expression with a group
-): # path -> label
-    "The function that `--label` stands for; raises `UsageError`"
+def read_label(text:str):
+    """The function of a path that `--label` stands for; raises `UsageError`
+
+    `text` is `folder`, also called `parent`, or a regular expression with a group."""
     if text in ('folder','parent'): return folder_label
     try: n = re.compile(text).groups
     except re.error as e: raise UsageError(f'--label {text!r} is no regular expression: {e}') from None
@@ -86,10 +85,10 @@ def read_label(
         raise UsageError(f"--label is 'folder', or a regular expression with a group in parentheses, not {text!r}")
     return partial(pattern_label, text)
 
-def read_function(
-    text:str # `file.py:name` or `module:name`
-):
-    "The function that `--fn` names; runs the file, or imports the module. Raises `UsageError`, also for errors in it"
+def read_function(text:str):
+    """The function that `--fn` names, as `file.py:name` or `module:name`
+
+    Runs the file, or imports the module. Raises `UsageError`, also for errors in it."""
     where,_,name = text.rpartition(':')
     if not where: raise UsageError(f'--fn is FILE.py:FUNCTION or MODULE:FUNCTION, not {text!r}')
     try:
@@ -106,9 +105,7 @@ def read_function(
     if not callable(function): raise UsageError(f'--fn {text}: there is no function {name!r} in {where}')
     return function
 
-def read_storage_options(
-    text:str # JSON
-)->dict:
+def read_storage_options(text:str)->dict:
     "Storage options of the command line; raises `UsageError` for a secret and for what is no JSON object"
     try: options = json.loads(text)
     except ValueError: options = None
@@ -147,10 +144,11 @@ def without(options:dict, *names)->dict:
     "Those of `options` whose names are not among `names`"
     return {name:value for name,value in options.items() if name not in names}
 
-def parameters_of(
-    functions # Functions or classes
-)->dict: # `{name: parameter}` with `anno`, `default` and `docment`; the first function that has a name describes it
-    "The parameters of functions that an option can express: those with a default"
+def parameters_of(functions)->dict:
+    """The parameters of functions or classes that an option can express: those with a default
+
+    They are `{name: parameter}`, with `anno`, `default` and `docment`; the first function that has a name describes
+    it."""
     found = {}
     for function in functions:
         for name,parameter in docments(function, full=True, returns=False).items():
@@ -170,12 +168,10 @@ def _argument(name, anno, default):
     read.__name__ = ' or '.join(o.__name__ for o in types)   # for the message of argparse
     return dict(type=read, metavar='|'.join(_METAVARS[o] for o in types))
 
-def add_options(
-    parser, # A parser, or a group of one
-    parameters:dict # As `parameters_of` returns them
-):
-    """Add an option for each of `parameters`; the namespace has only those that are given
+def add_options(parser, parameters:dict):
+    """Add an option to a parser, or a group of one, for each of `parameters`, as `parameters_of` returns them
 
+    The namespace has only those that are given.
     For a `bool` that is `True` by default, the option is `--no-NAME`, and the namespace has `NAME=False`."""
     for name,parameter in parameters.items():
         docment,default = parameter.docment or '',parameter.default
@@ -250,11 +246,7 @@ def places_of(args, n=1, **options):
     args.place_words = places[-1].words   # for messages
     return places
 
-def show(
-    args, # Namespace of the parser
-    document, # What JSON shows
-    text=None # What people see; default: the document
-):
+def show(args, document, text):
     "Print the result of a command: `document` as JSON if `--json` was given, else `text`"
     if args.json: print(json.dumps(document, default=lambda o: o.item() if hasattr(o, 'item') else str(o)))
-    else: print(printable(str(document if text is None else text)))
+    else: print(printable(str(text)))

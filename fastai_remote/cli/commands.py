@@ -62,32 +62,28 @@ def smaller(
 SOURCE = source_parameters()
 SMALLER = given(parameters_of([smaller, shrink]), ('resize','quality','codec'))
 
-def progress_of(
-    progress:bool, # As the option says; `None`: only in a terminal
-    *count # Arguments of `Progress`
-): # A `Progress`, or `False`
-    "What shows the progress of a command, or `False` if nothing is to be shown"
+def progress_of(progress:bool, *count):
+    """A `Progress` with the arguments `count`, or `False` if nothing is to be shown
+
+    That is as the option `progress` says; `None` shows it only in a terminal."""
     if progress is None: progress = sys.stderr.isatty()
     return Progress(*count) if progress else False
 
-def write_options(
-    to, # `Place` to write to
-    options # Those given in the command line
-)->dict: # Arguments for `to_redis` or `to_shards`
-    """The options of writing, with `progress` as a `Progress` or `False`
+def write_options(to, options:dict)->dict:
+    """Those of `options` that `to_redis` or `to_shards` takes, with `progress` as a `Progress` or `False`
 
-    Raises `UsageError` for an option of Redis if `to` is a folder of shards, and the other way round."""
+    `to` is the `Place` to write to. Raises `UsageError` for an option of Redis if `to` is a folder of shards, and the
+    other way round."""
     options = given(options, WRITING)
     wrong = without(options, *parameters_of([to_redis if to.is_redis else to_shards]))
     if wrong: raise UsageError(f"{flag(next(iter(wrong)))} is an option of {'shards' if to.is_redis else 'Redis'}")
     progress = progress_of(options.get('progress'), lambda report: (report.written, report.failed))
     return {**options, 'progress':progress}
 
-def read_job(
-    args, # Namespace of the parser
-    options # Those given in the command line
-)->tuple: # The source; the `Place`; arguments of the function that writes
-    "What `ingest` and `append` are to write, and where; raises `UsageError`, and what `sources_of` raises"
+def read_job(args, options:dict)->tuple:
+    """What `ingest` and `append` write, and where: the source, the `Place`, and the arguments of writing
+
+    Raises `UsageError`, and what `sources_of` raises."""
     sources,args.words = split_sources(args.words)
     to, = places_of(args)
     writes = write_options(to, options)
@@ -168,14 +164,12 @@ def summary(manifest, **more)->dict:
 
 def _fields(manifest): return [f for f in manifest.fields if not f.endswith('.crc')]
 
-def found_at(
-    place # A `Place`; its name does not count
-)->tuple: # Datasets, a list of dicts; unfinished ingests, a list as of `Place.unfinished`
-    """What is on a server, or in a folder and, if that contains no dataset, in its direct subfolders
+def found_at(place)->tuple:
+    """The datasets on a server, or in a folder and, if that contains none, in its direct subfolders
 
-    The dict of a dataset is its `summary` with `words`, the list that names it on the command line. For a dataset, an
-    ingest or a subfolder that cannot be read it is `{'name', 'error', 'words'}`. Raises `FileNotFoundError` if there is
-    no such folder."""
+    Returns a list of dicts, and a list of unfinished ingests, as of `Place.unfinished`. The dict of a dataset is its
+    `summary` with `words`, the list that names it on the command line. For a dataset, an ingest or a subfolder that
+    cannot be read it is `{'name', 'error', 'words'}`. Raises `FileNotFoundError` if there is no such folder."""
     is_whole = place.is_redis or place.has_dataset
     datasets,begun = [],place.unfinished()
     for one in [place] if is_whole and not place.is_redis else place.inside():
@@ -186,17 +180,13 @@ def found_at(
             datasets.append(dict(name=one.name or one.words[-1], error=str(e), words=one.words))
     return datasets,begun
 
-def table(
-    rows:list # Lists of texts; the first row is the head
-)->str:
-    "The rows as text, one line each, with aligned columns"
+def table(rows:list)->str:
+    "Rows, which are lists of texts, as one text: a line each, with aligned columns"
     widths = [max(map(len, column)) for column in zip(*rows)]
     return '\n'.join('  '.join(cell.ljust(width) for cell,width in zip(row, widths)).rstrip() for row in rows)
 
-def unfinished_text(
-    ingest:dict # An entry of `Place.unfinished()`
-)->str:
-    "An unfinished ingest in words"
+def unfinished_text(ingest:dict)->str:
+    "An unfinished ingest, an entry of `Place.unfinished()`, in words"
     is_damaged = ingest['of']==0 and not ingest['began']   # as `unfinished_ingests` says it
     if is_damaged and not ingest['running']:
         return f"{ingest['name']}: its plan is damaged or gone: `abandon` drops it"
@@ -243,10 +233,8 @@ def info(args):
         stats=stats, unchecked=list(store.unchecked))
     show(args, document, info_text(document))
 
-def info_text(
-    info:dict # The JSON document of `info`
-)->str:
-    "A table, as text, of what `info` says about a dataset: its properties, then a line for each field and split"
+def info_text(info:dict)->str:
+    "A table of the JSON document of `info`: the properties of a dataset, then a line for each field and split"
     rows = [[info['name'], f"{info['samples']:,} samples, {size_str(info['nbytes'])}"], ['at', info['url']],
             ['created', f"{info['created']}, generation {info['generation']}, format {info['format']}"]]
     for field in info['fields']:
@@ -294,10 +282,10 @@ def failures(args):
     for sample,reason in found: print(printable(f'{sample}: {reason}'))
     if sample is None: print('no failures')
 
-def failures_at(
-    place # A `Place`
-)->tuple: # Name of the dataset; iterator of `(sample, reason)`
-    "The failures of a dataset or, if there is none, of its unfinished ingest; `StoreNotFound` if there is neither"
+def failures_at(place)->tuple:
+    """The failures of a dataset or, if there is none, of its unfinished ingest; `StoreNotFound` if there is neither
+
+    Returns the name of the dataset, and an iterator of `(sample, reason)`."""
     try: store = place.store()
     except StoreNotFound:
         if not place.unfinished(): raise
@@ -396,10 +384,7 @@ def with_dashes(word:str)->str:
     name,equals,value = word.partition('=')
     return name.replace('_', '-')+equals+value if word.startswith('--') else word
 
-def error_text(
-    error:BaseException,
-    words:list # How the command line names the dataset
-)->str: # One line
+def error_text(error:BaseException, words:list)->str:
     "The message of `error` and its notes, which say how to go on, as `in_shell` writes them; no tracebacks of workers"
     if isinstance(error, KeyboardInterrupt): text = 'interrupted'
     elif isinstance(error, (UsageError,StoreError,FileNotFoundError)): text = str(error)
@@ -407,10 +392,8 @@ def error_text(
     notes = [o for o in getattr(error, '__notes__', ()) if not o.startswith('In a worker:')]
     return in_shell('\n'.join([text, *notes]), words)
 
-def run(
-    argv:list # Arguments of the program, at least one
-)->int: # The exit code
-    """Run a command; an error becomes a message on stderr
+def run(argv:list)->int:
+    """Run a command, with the arguments of the program; returns the exit code. An error becomes a message on stderr
 
     With the option `--traceback`, errors are raised instead, except `Damage` and `KeyboardInterrupt`, which always
     become exit codes. Raises `BrokenPipeError` in any case, and `SystemExit` for the option `-h` of a command."""

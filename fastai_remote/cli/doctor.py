@@ -81,11 +81,11 @@ def check_machine():
     try: yield ok('server program', find_server())
     except FileNotFoundError as e: yield note('server program', f'{e}; only `serve` and `redis_server` need it')
 
-# %% ../../nbs/cli/02_doctor.ipynb #e2b565e3
-def check_server(
-    place:Place # A server; with a name, the rights on this dataset are checked too
-):
-    "Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`, `UsageError`"
+# %% ../../nbs/cli/02_doctor.ipynb #22fde02a
+def check_server(place:Place):
+    """Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`, `UsageError`
+
+    If the place has a name, the rights on this dataset are checked, too."""
     link = place.link
     if not link.is_cluster and not link.is_sentinel and link.call(_is_cluster): link.use_cluster()
     kind = ' (a cluster)' if link.is_cluster else ''
@@ -178,12 +178,9 @@ def _check_saving(info, save):
     if bad: yield problem('saving', f"{', '.join(bad)}: failed, and the server refuses writes. Is its disk full?")
     if info.get('loading'): yield note('loading', 'the server is still reading its data')
 
-# %% ../../nbs/cli/02_doctor.ipynb #ca35ab06
-def check_rights(
-    link, # A `RedisLink`
-    name:str # Name of a dataset
-):
-    """Yields three `Finding`s: may the user of a connection train from dataset `name`, list and verify it, write it?
+# %% ../../nbs/cli/02_doctor.ipynb #9a705d7d
+def check_rights(link, name:str):
+    """Yields three `Finding`s: may the user of a `RedisLink` train from dataset `name`, list and verify it, write it?
 
     It changes nothing on the server."""
     names = [name,f'{name}@9']   # before the keys of a first version, and of a later one
@@ -199,13 +196,12 @@ def check_rights(
         if not missing: yield ok('rights', f'this user may {what} {name}')
         else: yield note('rights', f"this user may not {what} {name}: its access list (ACL) needs {' '.join(missing)}")
 
-# %% ../../nbs/cli/02_doctor.ipynb #c98ce9f2
-def check_folder(
-    place:Place # A folder of shards, which need not exist yet
-):
-    """Yields a `Finding` for each thing to know about a folder of shards; a dataset that cannot be opened is one
+# %% ../../nbs/cli/02_doctor.ipynb #4e5fd21c
+def check_folder(place:Place):
+    """Yields a `Finding` for each thing to know about a folder of shards, which need not exist yet
 
-    Raises `StoreUnavailable` if the folder cannot be listed, and `StoreNotFound` if its bucket does not exist."""
+    A dataset that cannot be opened is one. Raises `StoreUnavailable` if the folder cannot be listed, and
+    `StoreNotFound` if its bucket does not exist."""
     storage = place.storage
     has_dataset = ' and a dataset' if place.has_dataset else ', and no dataset'
     yield ok('folder', f'{storage.url} has {len(storage.names()):,} files{has_dataset}')

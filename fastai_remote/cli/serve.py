@@ -21,10 +21,8 @@ from ..store.server import redis_server, RedisServer
 # %% ../../nbs/cli/03_serve.ipynb #04db0c60
 URL_FILE = 'url'
 
-def memory_setting(
-    text:str # Bytes: a number, or one with a unit, such as `8gb`
-)->str:
-    "`text` in small letters; raises `ValueError` if it is no size as Redis reads it"
+def memory_setting(text:str)->str:
+    "A number of bytes, or one with a unit such as `8gb`, in small letters; raises `ValueError` for any other text"
     if not re.fullmatch(r'[0-9]+(k|kb|m|mb|g|gb)?', text.lower()):
         raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
@@ -85,15 +83,10 @@ def _stop(server, say):
     except KeyboardInterrupt: raise StoreError(saves) from None
     finally: server.close(wait=False)
 
-def serve_folder(
-    folder:str|Path, # Folder that keeps the data
-    port:int=None, # TCP port on this machine; default: as before, and a free one at first
-    memory:str=None, # Bytes that the data may take, such as `8gb`; default: no limit
-    ready=print, # Called with the server when it can be used
-    say=print # Called with a line of text
-):
-    """Run a private Redis server that keeps its data, until SIGINT, SIGTERM or SIGHUP
+def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print, say=print):
+    """Run a private Redis server that keeps its data, as `serving` starts it, until SIGINT, SIGTERM or SIGHUP
 
+    `ready` is called with the server when it can be used, and `say` with a line of text.
     A signal that this process ignores, as with `nohup`, stays ignored. Raises what `serving` raises, and `StoreError`
     if the server ends by itself, or still saves its data when a second signal ends the waiting for it."""
     server = None

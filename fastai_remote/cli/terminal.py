@@ -31,12 +31,10 @@ class Progress:
         pause:float=.1, # Seconds between two updates, at least
     ): self.count,self.failed,self.file,self.pause = count,failed,file or sys.stderr,pause
 
-    def __call__(self,
-        records, # Iterable
-        total:int, # How many there are; `None` if nobody knows
-        report, # Counts the samples
-    ):
-        "Yields the records, and updates the line while they are processed; it is cleared at the end"
+    def __call__(self, records, total:int, report):
+        """Yields `records`, and updates the line while they are processed; it is cleared at the end
+
+        `total` is how many there are, `None` if nobody knows; `report` counts the samples."""
         self.started = monotonic()
         self.before = self.count(report)[0]   # by an earlier run that is resumed
         shown = 0.
@@ -49,12 +47,8 @@ class Progress:
                 self._show(self.line(report, done, total))
         finally: self._show('')
 
-    def line(self,
-        report, # Counts the samples
-        done:int, # Chunks that are processed
-        total:int # Chunks in all, or `None`
-    )->str:
-        "The text of the line"
+    def line(self, report, done:int, total:int)->str:
+        "The text of the line, when `done` of `total` chunks are processed"
         seconds = max(monotonic()-self.started, 1e-3)
         samples,failed = self.count(report)
         parts = [f'{samples:,} samples', f'{(samples-self.before)/seconds:,.0f} samples/s']
@@ -73,18 +67,14 @@ def is_person()->bool:
     "Are standard input and standard error terminals, so that a question can be asked and answered?"
     return sys.stdin.isatty() and sys.stderr.isatty()
 
-def confirm(
-    question:str
-)->bool: # Only `y` and `yes` are a yes
-    "Ask a question; returns whether the answer is yes. Raises `UsageError` if nobody can be asked"
+def confirm(question:str)->bool:
+    "Ask a question; returns whether the answer is `y` or `yes`. Raises `UsageError` if nobody can be asked"
     if not is_person(): raise UsageError('nobody can be asked here, as this is not a terminal: --yes says yes')
     print(f'{question} [y/N] ', end='', file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ('y','yes')
 
-def ask_password(
-    server:str # The server, without secrets
-)->str:
-    "Ask for the password of a server, without showing it; raises `UsageError` if nobody can be asked"
+def ask_password(server:str)->str:
+    "Ask for the password of the server at URL `server`, without showing it; raises `UsageError` if nobody can be asked"
     if not is_person():
         raise UsageError(f'{server} needs a password: set FASTAI_REMOTE_PASSWORD, or FASTAI_REMOTE_URL to its URL '
                          'with the password')
@@ -98,11 +88,8 @@ def flag(name:str)->str:
     "The option for parameter `name`, with dashes for underscores: `--num-workers`"
     return '--'+name.replace('_', '-')
 
-def in_shell(
-    message:str, # Of an error, or a note
-    words:list=(), # How the command line names the dataset
-)->str: # In one line
-    "A message of the package in terms of the command line"
+def in_shell(message:str, words:list=())->str:
+    "A message of the package in terms of the command line, which names the dataset by `words`; in one line"
     place = ' '.join(map(shlex.quote, words)) or 'URL [NAME]'
     message = _abandon.sub(lambda _: f'`fastai_remote abandon {place}`', message)
     message = _argument.sub(lambda argument: flag(argument[1]), message)

@@ -41,9 +41,7 @@ from ..store.storage import as_storage, Storage
 _url = re.compile(r'[a-z][a-z0-9+.-]*://[^\s"\']*', re.I)
 URL_VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL'
 
-def refuse_secret(
-    word:str # An argument of the command line
-):
+def refuse_secret(word:str):
     "Raise `UsageError`, which does not show `word`, if it has a URL with a password, a signature or another secret"
     if any(map(_has_secret, _url.findall(word))):
         raise UsageError('a URL with a password or another secret is refused, since everybody on this machine can '
@@ -62,14 +60,12 @@ def _with_lower_scheme(url):
     "`url` with its scheme in lower case, such as `redis://` for `REDIS://`; what is no URL is returned as it is"
     return re.sub('^[a-z][a-z0-9+.-]*://', lambda scheme: scheme[0].lower(), url, flags=re.I)
 
-def url_of(
-    # A URL, a path, `env:VARIABLE`, or `env:VARIABLE/folder` for shards; `env:` is FASTAI_REMOTE_URL, or else REDIS_URL
-    word:str
-)->str: # May have a password, if it comes from the environment
+def url_of(word:str)->str:
     """The URL that a word of the command line stands for; raises `UsageError`
 
-    A URL of Redis gets the password that FASTAI_REMOTE_URL or REDIS_URL has for the same server. The error is for a
-    secret in `word`, for a variable that is not set, and for a folder in Redis."""
+    The word is a URL, a path, `env:VARIABLE`, or `env:VARIABLE/folder` for shards; `env:` is FASTAI_REMOTE_URL, or else
+    REDIS_URL. A URL of Redis gets the password that FASTAI_REMOTE_URL or REDIS_URL has for the same server. The error
+    is for a secret in `word`, for a variable that is not set, and for a folder in Redis."""
     refuse_secret(word)
     word = _with_lower_scheme(word)
     if not word.startswith('env:'): return _with_known_password(word) if word.startswith(REDIS_SCHEMES) else word
@@ -188,11 +184,8 @@ class Place:
         For a server it opens `link`, so it may ask for a password, and raise what `link` raises."""
         return f'{self.home.url} {self.name}' if self.name else self.home.url
 
-def connect(
-    url:str, # Of a Redis server
-    timeout:float # Seconds for all attempts together
-)->RedisLink:
-    """A link to the server at `url`
+def connect(url:str, timeout:float)->RedisLink:
+    """A link to the Redis server at `url`; `timeout` is in seconds, for all attempts together
 
     Its password comes from `url`; then this does not contact the server. If the server asks for one and `url` has none,
     it is that of the variable FASTAI_REMOTE_PASSWORD, or the user is asked. Raises `StoreUnavailable`, and `UsageError`
@@ -232,10 +225,8 @@ def read_places(
 
 def _no_name(word): return UsageError(f'{word}: the name of the dataset is missing: {word} NAME')
 
-def split_sources(
-    words:list # Sources, and then the place of the dataset
-)->tuple: # Words of the sources; words of the place
-    "Which of the words of `ingest` name sources; raises `UsageError`"
+def split_sources(words:list)->tuple:
+    "The words of `ingest` that name sources, and those that name the place of the dataset; raises `UsageError`"
     is_redis = [url_of(word).startswith(REDIS_SCHEMES) for word in words[-2:]]
     if is_redis and is_redis[-1]: raise _no_name(words[-1])
     n = 2 if any(is_redis) else 1
@@ -258,14 +249,12 @@ class SourceKind:
         "Is a file of this name one of this kind?"
         return name.lower().endswith(self.suffixes)
 
-def saved_dataset(
-    files # Folder of a `Dataset` or `DatasetDict`
-):
+def saved_dataset(folder):
     "A dataset of HuggingFace that was saved to disk; raises `UsageError` without `datasets`, and for a list of folders"
     try: from datasets import load_from_disk   # an extra
     except ImportError: raise UsageError('a HuggingFace folder needs datasets: pip install datasets') from None
-    if isinstance(files, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
-    return load_from_disk(str(files))
+    if isinstance(folder, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
+    return load_from_disk(str(folder))
 
 SOURCE_KINDS = { # a kind of source is one line here
     'images': SourceKind('image files', image_samples, tuple(sorted(image_extensions()))),
@@ -289,21 +278,19 @@ def _files_in(path):
         for f in files:
             if not f.startswith('.'): yield os.path.join(folder, f)
 
-def source_kind(
-    path:str|Path, # A file or a folder
-    n:int=10_000 # How many files of a folder to look at
-)->str: # A key of `SOURCE_KINDS`
-    """The kind of source that reads `path`, by the names of files
+def source_kind(path:str|Path)->str:
+    """The kind of source that reads the file or folder `path`, by the names of files: a key of `SOURCE_KINDS`
 
-    A file whose name says the kind need not be there. Raises `UsageError` if several kinds fit, which it names, or
-    none, and `FileNotFoundError` for a URL, and if none fits since there is no such file."""
+    Of a folder, the first 10,000 files count. A file whose name says the kind need not be there. Raises `UsageError` if
+    several kinds fit, which it names, or none, and `FileNotFoundError` for a URL, and if none fits since there is no
+    such file."""
     refuse_address(path)
     path = Path(path)
     names = [path.name]
     if path.is_dir():
         for name,kind in SOURCE_KINDS.items():
             if any(next(path.glob(marker), None) for marker in kind.markers): return name
-        names = list(islice(_files_in(path), n))
+        names = list(islice(_files_in(path), 10_000))
     found = {name:file for name,kind in SOURCE_KINDS.items() for file in names if kind.has(file)}
     if 'tars' in found: found.pop('parquet', None)   # img2dataset writes a parquet file beside each tar
     if len(found)==1: return next(iter(found))
@@ -315,15 +302,12 @@ def source_kind(
     raise UsageError(f'{path}: what is this? Known are {suffixes}, and folders of them. --kind says how to read it, '
                      'and a source in Python reads anything')
 
-def source_of(
-    paths:list, # Files or folders of one kind
-    kind:str=None, # A key of `SOURCE_KINDS`; default: by the names of the files
-    **options # Of the function of the kind, such as `label=` of `image_samples`
-): # What `to_redis` takes
-    """The source that reads `paths`
+def source_of(paths:list, kind:str=None, **options):
+    """The source that reads `paths`, which are of one `kind`: a key of `SOURCE_KINDS`, by default by their names
 
-    Raises `UsageError` for an option that this kind of source does not have, for files of several kinds or an unknown
-    one, and `FileNotFoundError`; and what the function of the kind raises."""
+    `options` are those of the function of the kind, such as `label=` of `image_samples`. Raises `UsageError` for an
+    option that this kind of source does not have, for files of several kinds or an unknown one, and
+    `FileNotFoundError`; and what the function of the kind raises."""
     if '' in paths: raise UsageError("'' is no source; '.' is the current folder")
     kinds = {kind or source_kind(path) for path in paths}
     if len(kinds)>1: raise UsageError(f"sources of one kind are needed, not {', '.join(sorted(kinds))}")
