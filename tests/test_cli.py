@@ -417,7 +417,7 @@ def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples
 
 def test_help_names_all_commands_and_exit_codes(cli):
     code,out,_ = cli('-h')
-    assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==[(o.name,o.summary) for o in COMMANDS.values()]
+    assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==[(o.name, o.function.__doc__.splitlines()[0]) for o in COMMANDS.values()]
     assert 'exit codes: 0 ' in out
     assert cli()[0]==2 and cli('--version')[1].startswith('fastai_remote ')
     ini = configparser.ConfigParser(delimiters=['='])
@@ -630,12 +630,12 @@ def test_a_port_that_is_used(tmp_path, strict, cli):
     code,_,err = cli('serve', tmp_path/'d', '--port', strict.port)
     assert code==1 and '--port chooses another port' in err and f'port {strict.port}' in err and err.count('\n')==1
 
-@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000'])
+@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000', '\xff'])
 def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):
-    (tmp_path/'url').write_text(text)
+    (tmp_path/'url').write_bytes(text.encode('latin-1'))
     code,_,err = cli('serve', tmp_path)
     assert code==1 and f'{tmp_path}/url is not the URL' in err and 'hidden' not in err
-    assert (tmp_path/'url').read_text()==text
+    assert (tmp_path/'url').read_bytes()==text.encode('latin-1')
 
 # doctor
 

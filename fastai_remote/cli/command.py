@@ -206,8 +206,6 @@ class Command:
 
     @property
     def name(self): return self.function.__name__
-    @property
-    def summary(self): return self.function.__doc__.splitlines()[0]
 
     def parser(self)->ArgumentParser:
         "A new parser for this command"

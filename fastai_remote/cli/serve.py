@@ -10,7 +10,6 @@ __all__ = ['URL_FILE', 'memory_setting', 'serving', 'serve_folder']
 # %% ../../nbs/cli/03_serve.ipynb #00f9372e
 import os, re, signal
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 from urllib.parse import unquote, urlsplit
@@ -31,14 +30,16 @@ def _saved_login(file):
     """Returns `(port, password)` of the URL in `file`; `(None, None)` if there is no such file, or it is empty
 
     Raises `StoreError`, which names `file`, unless it is a `redis://` URL with both: the file may be the user's."""
-    url = file.read_text().strip() if file.exists() else ''
-    if not url: return None,None
     try:
+        url = file.read_text().strip() if file.exists() else ''
+        if not url: return None,None
         parts = urlsplit(url)
         if parts.scheme=='redis' and parts.port and parts.password: return parts.port,unquote(parts.password)
     except ValueError: pass
     raise StoreError(f'{file} is not the URL of a server that was served here: choose another folder, or, if this '
                      'file is damaged, remove it: then port and password are chosen again')
+
+def _open_private(path, flags): return os.open(path, flags|os.O_NOFOLLOW, 0o600)
 
 # %% ../../nbs/cli/03_serve.ipynb #c62c0b1c
 def serving(
@@ -56,7 +57,7 @@ def serving(
     if not (Path(folder)/'dump.rdb').exists(): conf |= dict(appendonly='yes', save='')
     try: server = redis_server(folder, port or saved_port or -1, **conf)
     except RuntimeError as e: raise StoreError(f'the server did not start, --port chooses another port: {e}') from None
-    with open(file, 'w', opener=partial(os.open, mode=0o600)) as f: f.write(server.url+'\n')
+    with open(file, 'w', opener=_open_private) as f: f.write(server.url+'\n')
     return server
 
 # %% ../../nbs/cli/03_serve.ipynb #6e1ddbcc

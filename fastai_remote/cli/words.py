@@ -83,30 +83,24 @@ def _with_known_password(url):
 
     A variable fits if it has a password for the same server, and for the same user if `url` names one. Without a name,
     a user is the one that Redis calls `default`."""
-    for name in URL_VARIABLES:
-        try:
-            known,password = split_secret(os.environ.get(name, ''))
-            known,asked = urlsplit(known),urlsplit(url)
-            is_same = password is not None and _server(known)==_server(asked)
+    for known in [os.environ.get(name, '') for name in URL_VARIABLES]:
+        try: (server,host,user,password),(asked,_,wanted,_) = _login(known),_login(url)
         except ValueError: continue   # one of them is not a URL
-        user,wanted = _user(known),_user(asked)
-        if not is_same or wanted and wanted!=(user or 'default'): continue
-        login,host = f"{quote(wanted or user, safe='')}:{quote(password, safe='')}",known.netloc.rpartition('@')[2]
-        return Secret(urlunsplit(asked._replace(netloc=f'{login}@{host}')))
+        if password is None or server!=asked or wanted not in ('', user or 'default'): continue
+        login = f"{quote(wanted or user, safe='')}:{quote(password, safe='')}"
+        return Secret(urlunsplit(urlsplit(url)._replace(netloc=f'{login}@{host}')))
     return url
 
-def _user(parts):
-    "The user in a URL that `urlsplit` has split, also one in its query; '' if it names none"
-    return unquote(parts.username or '') or dict(parse_qsl(parts.query)).get('username', '')
-
-def _server(parts):
-    """`(scheme, nodes, name)` of a URL that `urlsplit` has split; nodes are a list of `(host, port)`
-
-    The name is the path of a socket, or what sentinels call the server; otherwise it is ''."""
+def _login(url):
+    "`(server, host, user, password)` of a URL of Redis, with a server that can be compared; raises `ValueError`"
+    url,password = split_secret(url)
+    parts = urlsplit(url)
     has_sentinels,name = parts.scheme.endswith('+sentinel'),''
     if parts.scheme=='unix': name = parts.path
-    elif has_sentinels: name = parts.path.strip('/').partition('/')[0]
-    return parts.scheme,nodes_in(urlunsplit(parts), 26379 if has_sentinels else 6379),name
+    elif has_sentinels: name = parts.path.strip('/').partition('/')[0]   # what sentinels call the server
+    server = parts.scheme,nodes_in(url, 26379 if has_sentinels else 6379),name
+    user = unquote(parts.username or '') or dict(parse_qsl(parts.query)).get('username', '')
+    return server,parts.netloc.rpartition('@')[2],user,password
 
 # %% ../../nbs/cli/01_words.ipynb #395fbd2f
 @dataclass
