@@ -419,6 +419,7 @@ def test_help_names_all_commands_and_exit_codes(cli):
     code,out,_ = cli('-h')
     assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==[(o.name, o.function.__doc__.splitlines()[0]) for o in COMMANDS.values()]
     assert 'exit codes: 0 ' in out
+    assert re.findall(r'(?m)^\| `([a-z]+)', (GUIDE/'command_line.md').read_text().partition('## Sources')[0])==list(COMMANDS)
     assert cli()[0]==2 and cli('--version')[1].startswith('fastai_remote ')
     ini = configparser.ConfigParser(delimiters=['='])
     ini.read(Path(__file__).parents[1]/'settings.ini')
