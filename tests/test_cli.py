@@ -417,9 +417,10 @@ def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples
 
 def test_help_names_all_commands_and_exit_codes(cli):
     code,out,_ = cli('-h')
-    assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==[(o.name, o.function.__doc__.splitlines()[0]) for o in COMMANDS.values()]
-    assert 'exit codes: 0 ' in out
-    assert re.findall(r'(?m)^\| `([a-z]+)', (GUIDE/'command_line.md').read_text().partition('## Sources')[0])==list(COMMANDS)
+    summaries = [(o.name, o.function.__doc__.splitlines()[0]) for o in COMMANDS.values()]
+    assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==summaries and 'exit codes: 0 ' in out
+    page = (GUIDE/'command_line.md').read_text().partition('## Sources')[0]
+    assert re.findall(r'(?m)^\| `([a-z]+)', page)==list(COMMANDS)
     assert cli()[0]==2 and cli('--version')[1].startswith('fastai_remote ')
     ini = configparser.ConfigParser(delimiters=['='])
     ini.read(Path(__file__).parents[1]/'settings.ini')

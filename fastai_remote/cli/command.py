@@ -144,6 +144,7 @@ def without(options:dict, *names)->dict:
     "Those of `options` whose names are not among `names`"
     return {name:value for name,value in options.items() if name not in names}
 
+# %% ../../nbs/cli/04_command.ipynb #742a8f3a
 def parameters_of(functions)->dict:
     """The parameters of functions or classes that an option can express: those with a default
 
@@ -192,7 +193,7 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=formatter, **kwargs)
     def error(self, message): raise UsageError(message)
 
-# %% ../../nbs/cli/04_command.ipynb #0c7bf5d0
+# %% ../../nbs/cli/04_command.ipynb #109ae056
 PLACE_OPTIONS = given(parameters_of([ShardReader]), ('timeout','storage_options'))   # commands with a URL have them
 COMMANDS = {}   # `{name: Command}`
 

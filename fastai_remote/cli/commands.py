@@ -21,7 +21,7 @@ from .doctor import check_folder, check_machine, check_server, installed
 from .serve import memory_setting, serve_folder, URL_FILE
 from .terminal import (
     confirm, Damage, FAILED, flag, FOUND, in_shell, INTERRUPTED, OK, Progress, USAGE, UsageError)
-from .words import refuse_secret, SOURCE_KINDS, sources_of, split_sources
+from .words import places_in, refuse_secret, SOURCE_KINDS, sources_of, split_sources
 from ..core import (
     CorruptSample, image_sizes_str, printable, size_str, StoreError, StoreNotFound, UnsupportedFormat)
 from ..ingest.copy import copy_store, resize_store
@@ -62,6 +62,7 @@ def smaller(
 SOURCE = source_parameters()
 SMALLER = given(parameters_of([smaller, shrink]), ('resize','quality','codec'))
 
+# %% ../../nbs/cli/05_commands.ipynb #77135495
 def progress_of(progress:bool, *count):
     """A `Progress` with the arguments `count`, or `False` if nothing is to be shown
 
@@ -94,6 +95,7 @@ def report_of(report)->dict:
     "An `IngestReport` as a dict for JSON, with `name` and `url`"
     return {'name':report.name, 'url':report.url, **asdict(report)}
 
+# %% ../../nbs/cli/05_commands.ipynb #57950e0f
 @command('SOURCE [SOURCE ...] URL [NAME]', smaller_images=SMALLER, options_of_the_source=SOURCE,
     options_of_writing=WRITING, examples=r"""
       fastai_remote ingest images/ redis://localhost pets --label folder --resize 256
@@ -129,6 +131,7 @@ def append(args,
     report = dict(name=after.name, url=to.shown, samples=len(after), added=len(after)-before)
     show(args, report, f"{after.name}: {report['added']:,} added, {report['samples']:,} samples")
 
+# %% ../../nbs/cli/05_commands.ipynb #e01dc337
 _COPYING = without(WRITING, 'fn', 'splits', 'vocab', 'shuffle', 'seed')
 
 @command('URL [NAME] TO_URL [TO_NAME]', options_of_writing=_COPYING, examples="""
@@ -156,7 +159,7 @@ def resize(args, **options):
     report = resize_store(store, size, to.home, to.name or (store.name if to.is_redis else None), **options)
     show(args, report_of(report), report)
 
-# %% ../../nbs/cli/05_commands.ipynb #e1fe7cb7
+# %% ../../nbs/cli/05_commands.ipynb #37e3b10a
 def summary(manifest, **more)->dict:
     "What `ls` and `info` show of a dataset: a dict for JSON, with the entries of `more`"
     return dict(name=manifest.name, samples=manifest.n, nbytes=manifest.nbytes, fields=_fields(manifest),
@@ -172,7 +175,7 @@ def found_at(place)->tuple:
     cannot be read it is `{'name', 'error', 'words'}`. Raises `FileNotFoundError` if there is no such folder."""
     is_whole = place.is_redis or place.has_dataset
     datasets,begun = [],place.unfinished()
-    for one in [place] if is_whole and not place.is_redis else place.inside():
+    for one in [place] if is_whole and not place.is_redis else places_in(place):
         try:
             if is_whole or one.has_dataset: datasets.append(summary(one.store().manifest, words=one.words))
             if not is_whole and one.has_ingest: begun += one.unfinished()
@@ -215,7 +218,7 @@ def ls(args):
     lines += [f'unfinished: {unfinished_text(o)}' for o in unfinished]
     show(args, dict(url=place.shown, datasets=found, unfinished=unfinished), '\n'.join(lines))
 
-# %% ../../nbs/cli/05_commands.ipynb #3d9ebe13
+# %% ../../nbs/cli/05_commands.ipynb #21373fcf
 @command('URL [NAME]', examples="""
       fastai_remote info redis://localhost pets
       fastai_remote info s3://bucket/pets --json""")
@@ -251,6 +254,7 @@ def info_text(info:dict)->str:
     if info['unchecked']: rows.append(['no checksums', ', '.join(info['unchecked'])])
     return table(rows)
 
+# %% ../../nbs/cli/05_commands.ipynb #7cfb2cf2
 @command('URL [NAME]', verify_store, examples="""
       fastai_remote verify redis://localhost pets
       fastai_remote verify s3://bucket/pets --json > report.json || echo damaged""")
@@ -298,7 +302,7 @@ def failures_at(place)->tuple:
         writer.plan = writer.unfinished_plan()
     return writer.name,writer.failures()
 
-# %% ../../nbs/cli/05_commands.ipynb #ff90a35a
+# %% ../../nbs/cli/05_commands.ipynb #a204184e
 @command('URL [NAME]', examples='fastai_remote abandon redis://localhost pets')
 def abandon(args):
     "Remove what an unfinished ingest has written. A dataset of the same name stays."
@@ -326,6 +330,7 @@ def rm(args,
     place.store_class.delete(*place.address)
     show(args, dict(removed=place.shown), f'removed: {place.shown}')
 
+# %% ../../nbs/cli/05_commands.ipynb #40b1a126
 @command('DIR', examples="""
       fastai_remote serve data/ --memory 8gb
       export FASTAI_REMOTE_URL="$(cat data/url)"   # in another shell
@@ -367,7 +372,7 @@ def doctor(args):
     show(args, dict(versions=installed(), findings=[asdict(o) for o in findings]), '\n'.join(map(str, findings)))
     if any(o.level=='problem' for o in findings): raise Damage()
 
-# %% ../../nbs/cli/05_commands.ipynb #6e8e0d6f
+# %% ../../nbs/cli/05_commands.ipynb #2858955e
 def say(text:str):
     "Print a line to the standard error"
     print(printable(text), file=sys.stderr, flush=True)

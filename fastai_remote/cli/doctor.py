@@ -132,6 +132,7 @@ def _check_network(link, masters):
     elif not link.url.startswith('rediss'):
         yield note('TLS', 'the password and the data cross the network in clear: rediss:// encrypts them')
 
+# %% ../../nbs/cli/02_doctor.ipynb #b4ff7dd7
 def _check_settings(client):
     "Yields findings about the server of a `redis.Redis`: memory, saving and role; only a note if it does not tell"
     save = None   # not known
@@ -179,7 +180,7 @@ def _check_saving(info, save):
     if bad: yield problem('saving', f"{', '.join(bad)}: failed, and the server refuses writes. Is its disk full?")
     if info.get('loading'): yield note('loading', 'the server is still reading its data')
 
-# %% ../../nbs/cli/02_doctor.ipynb #9a705d7d
+# %% ../../nbs/cli/02_doctor.ipynb #90646546
 def check_rights(link, name:str):
     """Yields three `Finding`s: may the user of a `RedisLink` train from dataset `name`, list and verify it, write it?
 
@@ -197,7 +198,7 @@ def check_rights(link, name:str):
         if not missing: yield ok('rights', f'this user may {what} {name}')
         else: yield note('rights', f"this user may not {what} {name}: its access list (ACL) needs {' '.join(missing)}")
 
-# %% ../../nbs/cli/02_doctor.ipynb #4e5fd21c
+# %% ../../nbs/cli/02_doctor.ipynb #06075ab8
 def check_folder(place:Place):
     """Yields a `Finding` for each thing to know about a folder of shards, which need not exist yet
 
