@@ -172,8 +172,8 @@ def _argument(name, anno, default):
 def add_options(parser, parameters:dict):
     """Add an option to a parser, or a group of one, for each of `parameters`, as `parameters_of` returns them
 
-    The namespace has only those that are given.
-    For a `bool` that is `True` by default, the option is `--no-NAME`, and the namespace has `NAME=False`."""
+    The namespace has only those that are given. For a `bool` that is `True` by default, the option is `--no-NAME`, and
+    the namespace has `NAME=False`."""
     for name,parameter in parameters.items():
         docment,default = parameter.docment or '',parameter.default
         text = docment if default in (None,'',(),False) else f'{docment} (default: {default})'
