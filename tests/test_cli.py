@@ -728,8 +728,8 @@ def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found)
         where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
         return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
     servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
-    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
-                           call=lambda f: None, reveal=lambda: {'secret':secret})
+    link = SimpleNamespace(url=url, is_cluster=',' in url, servers=servers, call=lambda f: None,
+                           find_cluster=lambda: None, reveal=lambda: {'secret':secret})
     findings = check_server(SimpleNamespace(link=link, name=None))
     assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 

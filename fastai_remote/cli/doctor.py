@@ -88,7 +88,7 @@ def check_server(place:Place):
 
     If the place has a name, the rights on this dataset are checked, too."""
     link = place.link
-    if not link.is_cluster and not link.is_sentinel and link.call(_is_cluster): link.use_cluster()
+    link.find_cluster()
     kind = ' (a cluster)' if link.is_cluster else ''
     yield ok('server', f"{link.url} answers in {_answer_ms(link, place.name or 'fastai_remote'):.1f} ms{kind}")
     masters = link.servers.masters()
@@ -99,14 +99,6 @@ def check_server(place:Place):
             if len(masters)>1: finding.what = f"{finding.what} of {node['host']}:{node['port']}"
             yield finding
     if place.name: yield from check_rights(link, place.name)
-
-def _is_cluster(client):
-    "Is the server of a `redis.Redis` a node of a cluster? No, if this user may not ask, or nobody may"
-    try: return client.info('cluster').get('cluster_enabled')
-    except redis.exceptions.NoPermissionError: return False
-    except redis.ResponseError as e:
-        if 'unknown command' in str(e).lower(): return False
-        raise   # whatever else it is, it is no answer
 
 def _answer_ms(link, name):
     "Milliseconds until the server of a `RedisLink` answers: the median of five requests for the manifest of a dataset"

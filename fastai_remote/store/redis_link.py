@@ -183,6 +183,16 @@ class RedisLink:
         self.is_cluster = True
         self.reconnect()
 
+    def find_cluster(self):
+        "Ask the server whether it is a node of a cluster, as far as this user may ask; then `use_cluster`"
+        def is_node(client):
+            try: return client.info('cluster').get('cluster_enabled')
+            except redis.exceptions.NoPermissionError: return False   # if it is one, it will say so
+            except redis.ResponseError as error:
+                if 'unknown command' in str(error).lower(): return False   # nobody may ask
+                raise
+        if not self.is_cluster and not self.is_sentinel and self.call(is_node): self.use_cluster()
+
     def reconnect(self):
         "Connect anew when used next; the sentinels are asked for the master then, or a cluster for its nodes"
         self._servers = 0,None
