@@ -296,7 +296,7 @@ def failures_at(place)->tuple:
     else: return store.name,store.failures()
     if place.is_redis:
         writer = RedisWriter(place.link, place.name)
-        writer.plan = writer.read_plan(place.link.call(lambda client: client.get(writer.keys.plan)))
+        writer.plan = writer.place.plan()
     else:
         writer = ShardWriter(place.storage)
         writer.plan = writer.unfinished_plan()
