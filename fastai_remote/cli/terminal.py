@@ -8,8 +8,8 @@ Docs: page `cli/terminal`"""
 __all__ = ['OK', 'FAILED', 'USAGE', 'FOUND', 'INTERRUPTED', 'BROKEN_PIPE', 'UsageError', 'Damage', 'Progress',
            'is_person', 'confirm', 'ask_password', 'flag', 'in_shell']
 
-# %% ../../nbs/cli/00_terminal.ipynb #4db264c0
-import getpass, os, re, shlex, sys
+# %% ../../nbs/cli/00_terminal.ipynb #93227898
+import getpass, re, shlex, shutil, sys
 from datetime import timedelta
 
 from ..clock import monotonic
@@ -58,8 +58,7 @@ class Progress:
 
     def _show(self, line):
         "Replace the line of the terminal by `line`, cut off where the terminal ends"
-        try: columns = os.get_terminal_size(self.file.fileno()).columns or 80   # 0: nobody has said how wide it is
-        except (OSError,ValueError): columns = 80
+        columns = shutil.get_terminal_size().columns
         print(f'\r\x1b[K{line[:columns-1]}', end='', file=self.file, flush=True)
 
 # %% ../../nbs/cli/00_terminal.ipynb #e48fbc66
