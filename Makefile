@@ -75,6 +75,7 @@ lint: setup
 
 export: setup  # notebooks to modules, and both clean; and the stub of the public names
 	$(VENV)/bin/nbdev-export
+	$(PY) tools/wrap_names.py
 	$(PY) tools/stub.py
 	$(VENV)/bin/nbdev-clean
 

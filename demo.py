@@ -12,7 +12,7 @@ os.environ['MPLBACKEND'] = 'agg'
 from PIL import ImageOps
 from fastai.vision.all import *
 from fastai_remote import *
-from fastai_remote.cli.sources import PatternLabel
+from fastai_remote.cli import command
 from fastai_remote.core import size_str
 
 # Labels and data
@@ -36,7 +36,7 @@ def pattern_label(pattern):
     except re.error: is_valid = False
     if not is_valid:
         raise ValueError(f'--labels {pattern!r} is neither a file nor a pattern with one group, such as ^(.+)_')
-    find = PatternLabel(pattern)
+    find = partial(command.pattern_label, pattern)
     def label(file):
         try: return find(file)
         except ValueError: return None

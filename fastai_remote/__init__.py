@@ -47,14 +47,16 @@ _names = {
     'block': 'RedisBlock ShardBlock',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}
-__all__ = sorted(_module_of)
+# Not in a star import: what users receive without naming it, what extends the package, or serves one kind of source
+_by_name = 'DamagedTar IngestReport Permutation RedisWriter RemoteItems VerifyReport simplify'.split()
+__all__ = sorted(_module_of.keys()-_by_name)
 
 def __getattr__(name):
     if name not in _module_of: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     res = globals()[name] = getattr(_import_module(f'{__name__}.{_module_of[name]}'), name)
     return res
 
-def __dir__(): return sorted({*globals(), *__all__})
+def __dir__(): return sorted({*globals(), *_module_of})
 
 # fastai's classes get our methods as soon as fastai and this package have been imported, in any order
 def _add_to_loaders(module):

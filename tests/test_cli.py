@@ -12,12 +12,13 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
+from fastai_remote.cli.command import read_function, read_label
+from fastai_remote.cli.commands import COMMANDS
 from fastai_remote.cli.doctor import check_server
-from fastai_remote.cli.main import COMMANDS, main
-from fastai_remote.cli.options import flag
-from fastai_remote.cli.places import url_of
-from fastai_remote.cli.serve import serve, serving
-from fastai_remote.cli.sources import FolderLabel, read_function, SOURCE_KINDS
+from fastai_remote.cli.main import main
+from fastai_remote.cli.serve import serve_folder, serving
+from fastai_remote.cli.terminal import flag
+from fastai_remote.cli.words import SOURCE_KINDS, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
@@ -183,7 +184,7 @@ def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_pat
     (tmp_path/'cat/small').mkdir(parents=True)
     monkeypatch.chdir(tmp_path/'cat/small')
     paths = 'a.png','./a.png','../a.png','../../dog/a.png'
-    assert [FolderLabel()(Path(path)) for path in paths]==['small','small','cat','dog']
+    assert [read_label('folder')(Path(path)) for path in paths]==['small','small','cat','dog']
 
 def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
     (tmp_path/'numpy.py').write_text('def f(x): return x+1')
@@ -399,7 +400,7 @@ def parameters():
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serve
+    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 
@@ -416,7 +417,10 @@ def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples
 
 def test_help_names_all_commands_and_exit_codes(cli):
     code,out,_ = cli('-h')
-    assert code==0 and all(f'\n  {name} ' in out for name in COMMANDS) and 'exit codes: 0 ' in out
+    summaries = [(o.name, o.function.__doc__.splitlines()[0]) for o in COMMANDS.values()]
+    assert code==0 and re.findall(r'(?m)^  ([a-z]+)  +([A-Z].*)', out)==summaries and 'exit codes: 0 ' in out
+    page = (GUIDE/'command_line.md').read_text().partition('## Sources')[0]
+    assert re.findall(r'(?m)^\| `([a-z]+)', page)==list(COMMANDS)
     assert cli()[0]==2 and cli('--version')[1].startswith('fastai_remote ')
     ini = configparser.ConfigParser(delimiters=['='])
     ini.read(Path(__file__).parents[1]/'settings.ini')
@@ -513,7 +517,7 @@ def test_progress_in_a_terminal_and_silence_without_one(server, images, cli):
     words = ['ingest', images, server.url, 'shown', '--chunk', 2, *FAST]
     terminal = Terminal(*words)
     assert terminal.end()==0
-    assert re.search(r'\d+%, \d+ samples, [\d,]+ samples/s, \d:\d\d left', terminal.text)
+    assert re.search(r'\d+%, \d+ samples, [\d,]+ samples/s, \d:\d\d:\d\d left', terminal.text)
     last = terminal.text.rstrip().splitlines()[-1].replace('\x1b[K', '').lstrip('\r')
     assert last.startswith('shown: 60 written')
     code,out,err = cli(*words, '--overwrite', '--json')
@@ -578,7 +582,7 @@ def test_serve_keeps_data_url_and_secret(serve_there, tmp_path, cli):
     assert folder.stat().st_mode&0o777==0o700
     to_redis([{'id':k} for k in range(60)], url, 'numbers', **QUIET)
     code,_,err = cli('serve', folder)
-    assert code==1 and f"{folder} is served already, at {said['url']}" in err
+    assert code==1 and f'{folder}: another server, unix:///' in err and 'uses this folder' in err
     for stop,code in (signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9):
         p.send_signal(stop)
         assert ended(p)[::2]==(code, '')
@@ -599,7 +603,7 @@ def test_a_second_signal_ends_the_waiting_for_a_server_that_saves(tmp_path):
         servers.append((server, server.proc.send_signal))
         server.proc.send_signal = never_ends
         signal.raise_signal(signal.SIGINT)
-    with pytest.raises(StoreError, match='still saving its data, as process'): serve(tmp_path/'d', ready=ready)
+    with pytest.raises(StoreError, match='still saving its data, as process'): serve_folder(tmp_path/'d', ready=ready)
     (server,send), = servers
     assert server.proc.poll() is None and sent==[signal.SIGTERM]
     send(signal.SIGTERM)
@@ -626,14 +630,14 @@ def test_what_serve_keeps_and_what_a_server_of_python_keeps_are_read_by_both(fir
 
 def test_a_port_that_is_used(tmp_path, strict, cli):
     code,_,err = cli('serve', tmp_path/'d', '--port', strict.port)
-    assert code==1 and f'port {strict.port} cannot be used' in err
+    assert code==1 and '--port chooses another port' in err and f'port {strict.port}' in err and err.count('\n')==1
 
-@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000'])
+@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000', '\xff'])
 def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):
-    (tmp_path/'url').write_text(text)
+    (tmp_path/'url').write_bytes(text.encode('latin-1'))
     code,_,err = cli('serve', tmp_path)
     assert code==1 and f'{tmp_path}/url is not the URL' in err and 'hidden' not in err
-    assert (tmp_path/'url').read_text()==text
+    assert (tmp_path/'url').read_bytes()==text.encode('latin-1')
 
 # doctor
 
@@ -724,8 +728,8 @@ def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found)
         where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
         return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
     servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
-    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
-                           call=lambda f: None, reveal=lambda: {'secret':secret})
+    link = SimpleNamespace(url=url, is_cluster=',' in url, servers=servers, call=lambda f: None,
+                           find_cluster=lambda: None, reveal=lambda: {'secret':secret})
     findings = check_server(SimpleNamespace(link=link, name=None))
     assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 

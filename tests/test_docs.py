@@ -39,7 +39,7 @@ def test_the_picture_of_the_readme_is_one_of_this_demo():
 def test_labels_of_the_demo_are_those_of_the_command_line(tmp_path):
     sys.path.insert(0, str(root))
     import demo
-    from fastai_remote.cli.sources import read_label
+    from fastai_remote.cli.command import read_label
     file = tmp_path/'pets'/'great_pyrenees_12.jpg'
     for pattern,label in ((r'^(.+)_[0-9]+', 'great_pyrenees'), (r'([^/]+)_\d+.jpg$', 'great_pyrenees'),
                           (r'(\w+)/[^/]*$', 'pets'), (r'(\d+)', '12')):
@@ -78,8 +78,17 @@ def test_the_glossary_explains_names_that_are_there():
     import fastai_remote
     text = (root/'nbs/guide/glossary.md').read_text(encoding='utf-8')
     names = [name for row in re.findall(r'(?m)^\| (`.*?) \|', text) for name in re.findall(r'`(\w+)`', row)]
-    assert not set(names)-set(fastai_remote.__all__) and len(set(names))==len(names)
+    assert not set(names)-set(dir(fastai_remote)) and len(set(names))==len(names)
     assert {'mix','simplify','Fetch','MeanImage','RemoteItems','RedisBlock'}<=set(names)
+
+def test_each_name_of_the_star_import_has_an_example():
+    "In a notebook, or on a page of the guide"
+    import fastai_remote
+    cells = [cell for file in (root/'nbs').rglob('*.ipynb') for cell in json.loads(file.read_text())['cells']]
+    code = [''.join(cell['source']) for cell in cells if cell['cell_type']=='code']
+    examples = [text for text in code if not re.match(r'#\| *(export|hide|default_exp)', text)]
+    words = set(re.findall(r'\w+', '\n'.join(examples+[text for file in GUIDE for text in guide.examples(file)])))
+    assert not set(fastai_remote.__all__)-words
 
 def test_the_changelog_begins_with_the_version():
     from fastai_remote import __version__

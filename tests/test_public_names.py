@@ -6,6 +6,7 @@ from fastai.data.core import DataLoaders
 
 import fastai_remote
 from fastai_remote import *
+from fastai_remote import IngestReport, VerifyReport
 from fastai_remote.ingest.stores import DatasetOps
 
 METHODS_OF = {Store:'get_many mean_image class_counts class_weights', DatasetOps:'map resize copy verify',
@@ -14,8 +15,8 @@ METHODS_OF = {Store:'get_many mean_image class_counts class_weights', DatasetOps
     RemoteDataset:'batches batched stream shuffle decode to_tuple map select with_epoch'}
 METHODS = [DataLoaders.from_store, DataLoaders.from_redis, DataLoaders.from_shards,
     *(getattr(owner, name) for owner,names in METHODS_OF.items() for name in names.split())]
-NAMES = [getattr(fastai_remote, name) for name in fastai_remote.__all__]
-PUBLIC = [o for o in NAMES if callable(o) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
+NAMES = {name:getattr(fastai_remote, name) for name in dir(fastai_remote) if name in fastai_remote._module_of}
+PUBLIC = [o for o in NAMES.values() if callable(o) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
 
 def parameters(o):
     "Of a function or class, and where `**kwargs` are another's, those too"
@@ -71,7 +72,7 @@ def test_one_order_of_arguments():
     assert not both and all(pair in found and pair[::-1] in found for pair in OTHER_ORDERS)
 
 def test_each_public_name_has_documentation():
-    assert not [n for n in fastai_remote.__all__ if not inspect.getdoc(getattr(fastai_remote, n))]
+    assert not [name for name,o in NAMES.items() if not inspect.getdoc(o)]
 
 def test_repr_of_a_store_that_was_unpickled_asks_nobody(fresh, tmp_path):
     to_redis([{'id':1}], fresh.url, 'one', num_workers=1, progress=False)

@@ -24,7 +24,8 @@ from conftest import examples, private_server
 from fastai_remote import (array_samples, csv_samples, drawing_samples, image_samples, img2dataset_samples,
     index_shards, RedisStore, s3_options, ShardStore, StoreFull, StoreUnavailable, table_samples, tar_samples, to_redis,
     to_shards)
-from fastai_remote.cli.places import read_options, UsageError
+from fastai_remote.cli.command import read_storage_options
+from fastai_remote.cli.terminal import UsageError
 from fastai_remote.ingest.copy import copy_store
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.address import (hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions,
@@ -485,7 +486,7 @@ def test_an_option_whose_url_is_kept_without_its_login_is_named():
         assert loaded._not_kept==sorted(hidden_names(options))
         assert not has_marker(repr(SecretOptions(options))) and 'host' in repr(SecretOptions(options))
         with pytest.raises(UsageError, match='endpoint_url may be secret'):
-            read_options(json.dumps({'endpoint_url':url}))
+            read_storage_options(json.dumps({'endpoint_url':url}))
 
 def test_secrets_that_are_numbers_are_not_shown():
     assert secret_texts({'secret':123456, 'token':{'pin':9999}, 'a':[77777]})==['123456','77777','9999']

@@ -16,6 +16,7 @@ from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.texts import RemoteLMDL, StoreNumericalize, StoreTokenizer, text_lengths
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
+from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share
 from fastai_remote.order.shards import ShardPermutation
 from in_memory import written

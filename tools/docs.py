@@ -392,11 +392,12 @@ def reference(
 def exported_names(symbols)->str:
     "A table of the names that the package exports"
     sys.path.insert(0, str(root))
-    exported = __import__(package).__all__
+    ours = __import__(package)
+    by_name = ', '.join(f'`{name}`' for name in sorted(set(ours._module_of)-set(ours.__all__)))
     intro = (f"`from {package} import *` imports these names. It also adds the methods at the end of the table to "
-             "fastai's `DataLoaders`.")
+             f"fastai's `DataLoaders`. {by_name} are imported by name: `from {package} import …`.")
     rows = []
-    for name in [*exported, *(n for n in symbols if n.startswith('DataLoaders.from_'))]:
+    for name in [*ours.__all__, *(n for n in symbols if n.startswith('DataLoaders.from_'))]:
         symbol = symbols.get(name)
         if symbol: rows.append(f'| [`{name}`]({symbol.page}.md#{symbol.anchor}) | {plain(symbol.summary)} |')
         else: rows.append(f'| `{name}` | |')

@@ -10,7 +10,7 @@ STUB = Path(fastai_remote.__file__).with_suffix('.pyi')
 def stub()->str:
     "The text of the stub"
     modules = {}
-    for name in fastai_remote.__all__: modules.setdefault(fastai_remote._module_of[name], []).append(name)
+    for name,module in sorted(fastai_remote._module_of.items()): modules.setdefault(module, []).append(name)
     imports = [f'from .{module} import {name} as {name}' for module,names in sorted(modules.items()) for name in names]
     names = ''.join(f'\n    {name!r},' for name in fastai_remote.__all__)
     return '\n'.join([f'"""{fastai_remote.__doc__}"""', *imports, '', '__version__: str', f'__all__ = [{names}\n]', ''])

@@ -10,7 +10,6 @@ __all__ = ['RedisLock']
 # %% ../../nbs/write/03_redis_lock.ipynb #62d74773
 import json, os, threading, uuid
 
-import redis
 from fastcore.basics import patch
 
 from ..clock import wait
@@ -80,15 +79,10 @@ class RedisLock:
 
     def _choose_tags(self):
         "Returns the number of hash tags of a new dataset: 0, or in a cluster a multiple of the masters, at least 12"
-        def count(client):
-            if not self.link.is_cluster:
-                try: is_cluster = client.info('cluster').get('cluster_enabled')
-                except redis.exceptions.NoPermissionError: is_cluster = False   # if it is one, it will say so
-                if not is_cluster: return 0
-                self.link.use_cluster()
-            return len(self.link.servers.masters())
-        masters = self.link.call(count)
-        return masters*max(2, -(-12//masters)) if masters else 0
+        self.link.find_cluster()
+        if not self.link.is_cluster: return 0
+        masters = self.link.call(lambda _: len(self.link.servers.masters()))
+        return masters*max(2, -(-12//masters))
 
     def _renew(self, stop):
         "Runs in a thread: renews the lease regularly until the event `stop` is set"

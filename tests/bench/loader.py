@@ -16,8 +16,8 @@ Result:  330 ImageNet photographs, each read six times (results/loader.json: two
          benchmark reads the memory at every batch, which costs each contender a little. peers.py compares threads and
          all other loaders.)
 
-Reason:  only the region of the crop is decoded, PyTorch resizes it, and batches are filled in place; see the decision
-         notes 0015 and 0016. The CPU time of the server is included and is a fiftieth.
+Reason:  only the region of the crop is decoded and resized, and batches are filled in place; see the decision notes
+         0016 and 0017. The CPU time of the server is included and is a fiftieth.
 
 Tried:   glibc was told to keep freed memory (`mallopt`) in the workers. We expected to gain a tenth, as in a single
          process. It gained 1% and cost 12 MB per worker, so it was not kept.
