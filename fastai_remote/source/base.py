@@ -125,12 +125,6 @@ def no_address(text:str)->str:
     "Returns `text` without memory addresses, which differ from run to run"
     return re.sub(r' at 0x[0-9a-fA-F]+', '', text)
 
-def _short_repr(o):
-    "`repr` without addresses; a hash for many bytes, whose `repr` would take four times their memory"
-    if isinstance(o, (bytes,bytearray)) and len(o)>1<<16:
-        return f'{type(o).__name__} {len(o)} {hashlib.sha256(o).hexdigest()}'
-    return no_address(storable(repr(o)))
-
 def as_json(value):
     """A copy of `value` for JSON: lists and numbers replace arrays, tensors and NumPy's numbers, also inside
 
@@ -156,176 +150,140 @@ def fn_fingerprint(
 
     Defaults, arguments of a `partial`, attributes of an object that is called, and the object of a method count by
     their values: functions by their code, and objects by their `repr`, or by their attributes if they have no `repr` of
-    their own, are dataclasses or can be called. Of an object that is called, the methods, properties and variables of
-    its classes count, too."""
-    return _fingerprint(fn, ())
-
-_CachedFunction = type(lru_cache(no_address))
-
-def _is_function(o): return isinstance(o, (FunctionType,partial,MethodType,_CachedFunction))
-
-def _fingerprint(fn, outer):
-    """`fn_fingerprint` of `fn`, empty for `None`
-
-    `outer`: the functions, objects and containers that are being identified, a tuple; what they name or contain is not
-    looked at again."""
-    if fn is None: return ''
-    if isinstance(fn, partial): return f'{_fingerprint(fn.func, outer)} {_value_text((fn.args, fn.keywords), outer)}'
-    if isinstance(fn, _CachedFunction): return _fingerprint(fn.__wrapped__, outer)
-    if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__, outer)} {_value_text(fn.__self__, outer)}'
-    if isinstance(fn, BuiltinMethodType): return f'{fn.__qualname__} {_value_text(fn.__self__, outer)}'
-    if not hasattr(fn, '__code__'): return _object_fingerprint(fn, outer)
-    defaults = _value_text((fn.__defaults__, fn.__kwdefaults__), (*outer, fn))
-    code = hashlib.sha256(_code_text(fn.__code__).encode()).hexdigest()
-    return f'{fn.__qualname__} {_held_values(fn, outer)} {defaults} {code}'
-
-def _object_fingerprint(fn, outer):
-    "Text that identifies an object that can be called, by its attributes and its classes; `outer` as in `_fingerprint`"
-    classes = [_class_text(cls, (*outer, fn)) for cls in type(fn).__mro__]
-    return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(classes).encode()).hexdigest()}'
-
-def _class_text(cls, outer):
-    """Text that identifies the methods and properties that a class defines, as `_fingerprint` does; not its variables
-
-    A variable of a class may be a counter, or an option of the moment. `outer` as in `_fingerprint`."""
-    def text(o, inside): return _fingerprint(o, inside) if _is_function(o) else _type_text(o, inside)
-    return _data_text({name:_defined(o) for name,o in vars(cls).items() if _is_method(o)}, outer, text)
-
-def _is_method(o):
-    "Is `o`, an attribute of a class, a function, or made of functions as a property is?"
-    return _is_function(o) or isinstance(o, (staticmethod,classmethod,property,cached_property,partialmethod))
-
-def _defined(o):
-    "What a class defines with `o`, one of its attributes: the functions of a static or class method, or of a property"
-    if isinstance(o, (staticmethod,classmethod)): return o.__func__
-    if isinstance(o, property): return o.fget,o.fset,o.fdel
-    if isinstance(o, cached_property): return o.func
-    return (o.func,o.args,o.keywords) if isinstance(o, partialmethod) else o
-
-def _attributes_text(o, outer):
-    "Text that identifies an object by its type and its attributes, or by type and `repr` if it has no attributes"
-    slots = [name for cls in type(o).__mro__ for name in L(vars(cls).get('__slots__')) if hasattr(o, name)]
-    attributes = {**{name:getattr(o, name) for name in slots}, **getattr(o, '__dict__', {})}
-    return f'{type(o).__qualname__} {_value_text(attributes, (*outer, o)) if attributes else _short_repr(o)}'
-
-def _value_text(o, outer):
-    "Text that identifies an argument, a default or an attribute: data by values, the rest as `_object_text` does"
-    return _data_text(o, outer, _object_text)
-
-def _object_text(o, outer):
-    """Text that identifies an object that is no data: what can be called by `_fingerprint`, others by their `repr`
-
-    Dataclasses, and objects without a `repr` of their own, count by their attributes. `outer` as in `_fingerprint`."""
-    if callable(o): return _fingerprint(o, outer)
-    has_repr = type(o).__repr__ is not object.__repr__ and not is_dataclass(o)
-    return f'{type(o).__qualname__} {_short_repr(o)}' if has_repr else _attributes_text(o, outer)
-
-def _type_text(o, outer): return f'{type(o).__module__}.{type(o).__qualname__}'
-
-def _held_values(fn, outer):
-    """Text of a dict `{name: text}` that identifies what the code of function `fn` names, except what it may change
-
-    Empty if `fn` is one of `outer`, see `_fingerprint`."""
-    if any(fn is o for o in outer): return ''
-    names = {}
-    for name,cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
-        try: names[name] = cell.cell_contents
-        except ValueError: pass   # the name has no value yet
-    used,changed = _names_in(fn.__code__)
-    names |= {name:fn.__globals__[name] for name in used if name in fn.__globals__ and name not in names}
-    def text(o, inside):
-        "Functions of this module, partials and methods count by code, other functions by name, objects by type"
-        is_other = isinstance(o, (FunctionType,_CachedFunction)) and o.__module__!=fn.__module__
-        if is_other: return f'{o.__module__}.{o.__qualname__}'
-        return _fingerprint(o, inside) if _is_function(o) else _type_text(o, inside)
-    inside = (*outer, fn)
-    return str({name:_data_text(o, inside, text) for name,o in sorted(names.items()) if name not in changed})
-
-_changing_methods = set('add append clear discard extend fill insert intersection_update pop popitem remove reverse '
-                        'setdefault sort symmetric_difference_update update difference_update __setitem__'.split())
-
-@lru_cache(1024)
-def _names_in(code):
-    """`(used, changed)`, two sets of names: globals that `code` and its inner functions read, and what they may change
-
-    The latter are globals and closure variables that they assign, and all names whose values they change in place."""
-    used,changed,lines = set(),set(),{}
-    for step in dis.get_instructions(code):
-        # Python 3.13 has instructions that load two variables
-        names = step.argval if isinstance(step.argval, tuple) and 'FAST' in step.opname else [step.argval]
-        lines.setdefault(step.positions.lineno, []).extend((step.opname, name) for name in names)
-        if step.opname in ('LOAD_GLOBAL','LOAD_NAME'): used.add(step.argval)
-        if step.opname in ('STORE_GLOBAL','DELETE_GLOBAL','STORE_DEREF','STORE_NAME'): changed.add(step.argval)
-    for steps in lines.values(): changed |= _changed_in_line(steps)
-    for inner in code.co_consts:
-        if not isinstance(inner, CodeType): continue
-        more_used,more_changed = _names_in(inner)
-        used,changed = used|more_used,changed|more_changed
-    return used,changed
-
-def _is_load(step): return step[0].startswith('LOAD_') and step[0] not in ('LOAD_METHOD','LOAD_ATTR')
-
-def _changed_in_line(steps):
-    "Set of names that the steps `(instruction, name)` of a line may change; all names in it if that is not obvious"
-    changed,loaded = set(),{step[1] for step in steps if _is_load(step)}
-    for k,(opname,name) in enumerate(steps):
-        if opname in ('STORE_SUBSCR','DELETE_SUBSCR'): before = steps[max(k-2, 0):k]   # the container, the key
-        elif opname in ('STORE_ATTR','DELETE_ATTR'): before = steps[max(k-1, 0):k]
-        elif opname in ('LOAD_METHOD','LOAD_ATTR') and name in _changing_methods: before = steps[max(k-1, 0):k]
-        else: continue
-        changed |= {before[0][1]} if before and all(map(_is_load, before)) else loaded
-    return changed
-
-def _data_text(o, outer, other):
-    """Text that identifies `o`: data by its values, modules and classes by their names, the rest by `other(o, outer)`
-
-    `outer`: the containers and functions that `o` is in, a tuple; if `o` is one of them, the text is `...`. An image
-    that is read from a file counts by its `repr`."""
-    if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
-    if isinstance(o, (int,float,complex,str,bytes,bytearray,range,slice,type(None),PurePath,np.generic)):
-        return _short_repr(o)
-    if any(o is x for x in outer): return '...'
-    inside = (*outer, o)
-    def text(x): return _data_text(x, inside, other)
-    if isinstance(o, (list,tuple)):
-        texts = hashlib.sha256()
-        for x in o: texts.update(f'{text(x)},'.encode())
-        return f'{type(o).__qualname__} {len(o)} {texts.hexdigest()}'
-    if isinstance(o, (dict,set,frozenset)):   # the order does not matter: that of a set differs from run to run
-        items = o.items() if isinstance(o, dict) else o
-        hashes = (hashlib.sha256(text(x).encode()).digest() for x in items)
-        return f'{type(o).__qualname__} {len(o)} {sum(int.from_bytes(x[:16], "big") for x in hashes)}'
-    if isinstance(o, ModuleType): return o.__name__
-    if isinstance(o, type): return f'{o.__module__}.{o.__qualname__}'
-    if isinstance(o, re.Pattern): return text((o.pattern, o.flags))
-    if isinstance(o, Image.Image):
-        if isinstance(o, ImageFile.ImageFile): return _short_repr(o)   # it may have to be decoded, or be damaged
-        return text((o.mode, o.size, o.getpalette(), o.tobytes()))
-    torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
-    if torch and isinstance(o, torch.Tensor):
-        dense = o.detach().cpu().to_dense()
-        try: o = dense.numpy()
-        except TypeError: return text((str(dense.dtype), dense.tolist()))   # NumPy does not have this dtype
-    if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
-        return text((o.to_numpy(), *(getattr(o, axis).to_numpy() for axis in ('index','columns') if hasattr(o, axis))))
-    if isinstance(o, np.ndarray):
-        if o.dtype.hasobject: return text(o.tolist())
-        return f'{o.dtype} {o.shape} {hashlib.sha256(o.tobytes()).hexdigest()}'
-    return other(o, outer)
+    their own, are dataclasses or can be called. Of an object that is called, the methods and properties of its
+    classes count, too."""
+    return '' if fn is None else _text(fn)
 
 def stable_repr(o)->str:
     """Text that identifies `o`, the same in every process: data by all values, other objects by `repr` or attributes
 
     What is data, and how objects and functions are identified, is said in `fn_fingerprint`, about arguments."""
-    return _value_text(o, ())
+    return _text(o)
 
-def _code_text(code):
-    "Text with the byte code, names and constants of a code object, and of those inside it; sets in it are sorted"
-    def constant(o):
-        if isinstance(o, CodeType): return _code_text(o)
-        if isinstance(o, frozenset): return str(sorted(map(repr, o)))
-        return repr(o)
-    return f'{code.co_code.hex()} {code.co_names} {[constant(o) for o in code.co_consts]}'
+_CachedFunction = type(lru_cache(no_address))
+_FUNCTIONS = FunctionType,partial,MethodType,_CachedFunction
+_LEAVES = int,float,complex,str,bytes,bytearray,range,slice,type(None),PurePath,np.generic   # data without parts
+
+def _text(o, outer=(), module=None):
+    """Text that identifies `o`, see `fn_fingerprint`
+
+    `outer`: what `o` is part of, a tuple; if it is itself part of it, the text is `...`. `module`: the module of the
+    function that names `o`, if one does: other objects then count by their type, and its functions alone by code."""
+    if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
+    if isinstance(o, _LEAVES): return _short_repr(o)
+    if isinstance(o, ModuleType): return o.__name__
+    if isinstance(o, type): return f'{o.__module__}.{o.__qualname__}'
+    if isinstance(o, np.ndarray) and not o.dtype.hasobject: return f'{o.dtype} {o.shape} {_hash(o.tobytes())}'
+    if any(o is x for x in outer): return '...'
+    inside = *outer,o
+    data = _as_data(o)
+    if data is not None: return _container_text(data, inside, module)
+    is_other = isinstance(o, (FunctionType,_CachedFunction)) and module not in (None,o.__module__)
+    if is_other: return f'{o.__module__}.{o.__qualname__}'
+    if isinstance(o, _FUNCTIONS): return _function_text(o, inside)
+    if module is not None: return f'{type(o).__module__}.{type(o).__qualname__}'
+    return _object_text(o, inside)
+
+def _hash(content): return hashlib.sha256(content).hexdigest()
+
+def _short_repr(o):
+    "`repr` without addresses; a hash for many bytes, whose `repr` would take four times their memory"
+    is_long = isinstance(o, (bytes,bytearray)) and len(o)>1<<16
+    return f'{type(o).__name__} {len(o)} {_hash(o)}' if is_long else no_address(storable(repr(o)))
+
+def _as_data(o):
+    """A list, tuple, dict or set with all data in `o`: `o` itself, or what an object of data consists of
+
+    `None` for other objects. An image that is read from a file counts by its `repr`: it may have to be decoded, or be
+    damaged."""
+    if isinstance(o, (list,tuple,dict,set,frozenset)): return o
+    if isinstance(o, np.ndarray): return o.tolist()   # of objects
+    if isinstance(o, re.Pattern): return o.pattern,o.flags
+    if isinstance(o, CodeType): return o.co_code,o.co_names,o.co_consts   # without numbers of lines
+    if isinstance(o, ImageFile.ImageFile): return [_short_repr(o)]
+    if isinstance(o, Image.Image): return o.mode,o.size,o.getpalette(),o.tobytes()
+    torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
+    if torch and isinstance(o, torch.Tensor):
+        dense = o.detach().cpu().to_dense()
+        try: return [dense.numpy()]
+        except TypeError: return str(dense.dtype),dense.tolist()   # NumPy does not have this dtype
+    if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
+        return o.to_numpy(),*(getattr(o, axis).to_numpy() for axis in ('index','columns') if hasattr(o, axis))
+
+def _container_text(o, outer, module):
+    "Text that identifies a list, tuple, dict or set; the order of dicts and sets does not matter, as it may change"
+    items = o.items() if isinstance(o, dict) else o
+    hashes = (hashlib.sha256(_text(x, outer, module).encode()).digest() for x in items)
+    if isinstance(o, (list,tuple)):
+        together = hashlib.sha256()
+        for one in hashes: together.update(one)
+        return f'{type(o).__qualname__} {len(o)} {together.hexdigest()}'
+    return f'{type(o).__qualname__} {len(o)} {sum(int.from_bytes(one[:16], "big") for one in hashes)}'
+
+def _function_text(fn, outer):
+    "Text that identifies what `fn` does, one of `_FUNCTIONS`; `outer` as in `_text`, with `fn`"
+    if isinstance(fn, partial): return _text((fn.func, fn.args, fn.keywords), outer)
+    if isinstance(fn, _CachedFunction): return _text(fn.__wrapped__, outer)
+    if isinstance(fn, MethodType): return _text((fn.__func__, fn.__self__), outer)
+    held = _text(_held_values(fn), outer, fn.__module__)
+    return f'{fn.__qualname__} {held} {_text((fn.__defaults__, fn.__kwdefaults__, fn.__code__), outer)}'
+
+def _object_text(o, outer):
+    "Text that identifies an object by its `repr` or attributes, and if it can be called by its methods"
+    if isinstance(o, BuiltinMethodType): return f'{o.__qualname__} {_text(o.__self__, outer)}'
+    has_repr = type(o).__repr__ is not object.__repr__ and not is_dataclass(o) and not callable(o)
+    slots = [name for cls in type(o).__mro__ for name in L(vars(cls).get('__slots__')) if hasattr(o, name)]
+    attributes = {**{name:getattr(o, name) for name in slots}, **getattr(o, '__dict__', {})}
+    text = _short_repr(o) if has_repr or not attributes else _text(attributes, outer)
+    if not callable(o): return f'{type(o).__qualname__} {text}'
+    return f'{type(o).__qualname__} {text} {_text([_class_text(cls, outer) for cls in type(o).__mro__])}'
+
+def _class_text(cls, outer):
+    "Text that identifies the methods and properties that a class defines"
+    functions = {name:_functions_of(x) for name,x in vars(cls).items()}
+    return _text({name:found for name,found in functions.items() if found}, outer, cls.__module__)
+
+def _functions_of(o):
+    "The functions that an attribute of a class consists of, a tuple; empty for a variable, which may be a counter"
+    if isinstance(o, (staticmethod,classmethod)): return (o.__func__,)
+    if isinstance(o, property): return o.fget,o.fset,o.fdel
+    if isinstance(o, cached_property): return (o.func,)
+    if isinstance(o, partialmethod): return o.func,o.args,o.keywords
+    return (o,) if isinstance(o, _FUNCTIONS) else ()
+
+def _held_values(fn):
+    "`{name: value}` of the closure and global variables that the code of function `fn` names and does not change"
+    values = {}
+    for name,cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+        try: values[name] = cell.cell_contents
+        except ValueError: pass   # the name has no value yet
+    used,changed = _names_in(fn.__code__)
+    values |= {name:fn.__globals__[name] for name in used if name in fn.__globals__ and name not in values}
+    return {name:o for name,o in values.items() if name not in changed or isinstance(o, _FUNCTIONS)}
+
+_CHANGING = set('add append clear discard extend fill insert intersection_update pop popitem remove reverse '
+                'setdefault sort symmetric_difference_update update difference_update __setitem__'.split())
+
+@lru_cache(1024)
+def _names_in(code):
+    """`(used, changed)`, two sets of names: globals that `code` and its inner functions read, and what they may change
+
+    The latter are globals and closure variables that they assign or change in place. In `name[0] = 1` and
+    `name.append(1)`, the instruction that changes something has the position in the text that `name` has."""
+    used,changed,loaded,places = set(),set(),[],set()
+    for step in dis.get_instructions(code):
+        place,what = (step.positions.lineno, step.positions.col_offset),step.opname
+        if what in ('LOAD_GLOBAL','LOAD_NAME'): used.add(step.argval)
+        if what in ('LOAD_GLOBAL','LOAD_NAME','LOAD_DEREF'): loaded.append((place, step.argval))
+        elif what in ('STORE_GLOBAL','DELETE_GLOBAL','STORE_DEREF','STORE_NAME'): changed.add(step.argval)
+        elif what in ('STORE_SUBSCR','DELETE_SUBSCR','STORE_SLICE','STORE_ATTR','DELETE_ATTR'): places.add(place)
+        elif what in ('LOAD_METHOD','LOAD_ATTR') and step.argval in _CHANGING: places.add(place)
+    changed |= {name for place,name in loaded if place in places}
+    for inner in code.co_consts:
+        if not isinstance(inner, CodeType): continue
+        more_used,more_changed = _names_in(inner)
+        used,changed = used|more_used,changed|more_changed
+    return used,changed
 
 # %% ../../nbs/source/00_base.ipynb #4980ce79
 def mean_bytes(
