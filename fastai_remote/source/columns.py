@@ -6,8 +6,8 @@ Docs: page `source/columns`"""
 
 # %% auto #0
 __all__ = ['ColumnType', 'object_type', 'are_whole', 'image_format', 'is_missing', 'Column', 'full_array', 'is_blank',
-           'cell_value', 'CellType', 'LoadRow', 'ColumnOptions', 'column_name', 'main_columns', 'field_name',
-           'clean_name', 'TablePlan', 'split_of', 'ordered_splits', 'SplitNames']
+           'cell_value', 'CellType', 'LoadRow', 'ColumnOptions', 'check_fields', 'column_name', 'main_columns',
+           'field_name', 'clean_name', 'TablePlan', 'split_of', 'ordered_splits', 'SplitNames']
 
 # %% ../../nbs/source/03_columns.ipynb #44e064a0
 import os, re
@@ -380,9 +380,7 @@ class ColumnOptions:
         self.folder,self.suff = ('' if o is None else str(o) for o in (self.folder, self.suff))
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
-        for column,field in (self.fields or {}).items():
-            if not (isinstance(field, str) and field):
-                raise TypeError(f'fields=: {column!r} is to be stored in {field!r}, which is no name of a field')
+        check_fields(self.fields or {})
         if isinstance(self.fn_col, dict) or isinstance(self.label_col, dict):
             raise TypeError('fn_col and label_col name columns; fields= takes a dict {column: field}')
         if isinstance(self.label_col, list): self.label_col = tuple(self.label_col)
@@ -391,6 +389,15 @@ class ColumnOptions:
     def asked(self)->bool:
         "Does the user name columns by `fields`, `fn_col` or `label_col`? If not, every column is a field"
         return not (self.fields is None and self.fn_col is None and self.label_col is None)
+
+def check_fields(
+    fields:dict, # `{column: field}`
+    may_leave_out:bool=False, # May a field be `None`?
+):
+    "Raises `TypeError` for a field that is no name"
+    for column,field in fields.items():
+        if may_leave_out and field is None or isinstance(field, str) and field: continue
+        raise TypeError(f'fields=: {column!r} is to be stored in {field!r}, which is no name of a field')
 
 def column_name(
     column:int|str, # A name, or a position
@@ -465,8 +472,10 @@ class TablePlan:
         # tell: of columns of objects, and of floats that are called `label`
         decide=lambda name, kind: kind,
         keeps_names:bool=False, # Are names of columns those of fields, if they can be? Else `field_name` chooses them
+        chosen:dict=None, # `{column: field}` of columns whose field is known, or `None` to leave a column out
     ):
-        self.keeps_names = keeps_names
+        self.keeps_names,self.chosen = keeps_names,chosen or {}
+        check_fields(self.chosen, may_leave_out=True)
         self.types,self.rows,self.options = types,rows,options
         self.columns,self.codecs,self.vocab,self.row_vocab,self.notes = [],{},{},{},[]
         self.split = None if options.valid_col is None else column_name(options.valid_col, list(types))
@@ -487,15 +496,20 @@ class TablePlan:
         names = self.names if self.options.asked else list(self.types)
         return mean_bytes({name:row[name] for name in names} for row in self.rows)
 
-    @property
-    def load(self)->LoadRow:
-        "What makes a sample of a row; raises `ValueError` if there are no columns, or two for one field"
-        fields,o = [c.field for c in self.columns],self.options
+    def check(self):
+        "Raises `ValueError` if there are no columns, or two for one field"
+        fields = [c.field for c in self.columns]
         twice = [c for c in self.columns if fields.count(c.field)>1]
         if twice:
             raise ValueError(f'columns {_shown(twice[0])} and {_shown(twice[1])} would both be the field '
                              f'{twice[0].field!r}: fields= gives each a name of its own')
         if not fields: raise ValueError('no columns with values')
+
+    @property
+    def load(self)->LoadRow:
+        "What makes a sample of a row; raises `ValueError` as `check` does"
+        self.check()
+        o = self.options
         return LoadRow(self.columns, o.folder, o.suff, None if o.asked else list(self.types))
 
     def _asked(self):
@@ -546,28 +560,32 @@ class TablePlan:
     def _unasked(self):
         """Add all columns as the fields that `field_name` says; `notes` say what they are called
 
-        Columns of kind 'null' are left out. `notes` say this, too."""
-        types = {name:kind for name,kind in self.types.items() if name!=self.split and kind.kind!='null'}
-        empty = [name for name,kind in self.types.items() if name!=self.split and kind.kind=='null']
-        self.notes += [f'column {name!r} is left out: it has no values' for name in empty]
-        images = {name:self._image_formats(name, kind) for name,kind in types.items()}
-        def kind_of(name):
-            if images[name]: return 'image'
-            if types[name].kind=='code_lists': return 'labels'
-            if types[name].kind=='codes': return 'cls'
-            return 'label' if types[name].can_be_label else None
-        main,taken = set() if self.keeps_names else main_columns({name:kind_of(name) for name in types}),{}
+        Columns of kind 'null' are left out, and those that `chosen` leaves out. `notes` say this, too."""
+        rest = {name:kind for name,kind in self.types.items() if name!=self.split and name not in self.chosen}
+        types = {name:kind for name,kind in rest.items() if kind.kind!='null'}
+        self.notes += [f'column {name!r} is left out' for name,field in self.chosen.items() if field is None]
+        self.notes += [f'column {name!r} is left out: it has no values' for name in rest if name not in types]
+        formats = {name:self._format(name, kind) for name,kind in types.items()}
+        kinds = {name:self._main_kind(name, kind, formats[name]) for name,kind in types.items()}
+        main = set() if self.keeps_names else main_columns(kinds)
+        taken = {name:field for name,field in self.chosen.items() if field is not None}
         for name in sorted(types, key=lambda name: (name not in main, name=='text')):
-            taken[name] = self._unasked_name(name, types[name], images[name], name in main, taken.values())
-        renamed = [f'{name} -> {taken[name]}' for name in types if str(name)!=taken[name]]
+            taken[name] = self._unasked_name(name, types[name], formats[name], name in main, taken.values())
+        names = [name for name in self.types if name in taken]
+        renamed = [f'{name} -> {taken[name]}' for name in names if str(name)!=taken[name]]
         if renamed: self.notes.append(f"columns are stored as fields: {', '.join(renamed)}")
-        for name,kind in types.items():
-            format = images[name]
+        for name in names:
+            kind,format = self.types[name],formats.get(name)
             self._add(name, taken[name], format if format!='img' and format==taken[name].rsplit('.')[-1] else None)
             if kind.is_label and kind.vocab: self.row_vocab[kind.field or clean_name(name)] = list(kind.vocab)
 
+    def _main_kind(self, name, kind, format):
+        "What column `name` is to `main_columns`; `format`: from `_format`"
+        if format: return 'image'
+        return {'code_lists':'labels', 'codes':'cls'}.get(kind.kind) or ('label' if kind.can_be_label else None)
+
     def _unasked_name(self, name, kind, images, is_main, taken):
-        "The name of the field of column `name`; `images`: from `_image_formats`"
+        "The name of the field of column `name`; `images`: from `_format`"
         named = clean_name(name)
         codec = get_codec(named)
         keeps = self.keeps_names and not images and (codec is None or codec.name!='crc' and kind.fits(codec))
@@ -584,7 +602,7 @@ class TablePlan:
         except Exception: return False
         return True
 
-    def _image_formats(self, name, kind):
+    def _format(self, name, kind):
         """`jpg`, `png` or `webp` if all values in the first rows of a column are images of this format, else `img`
 
         `None` if a value is no image, or if there are no values. If `kind.field` is set, all values are taken for
