@@ -7,7 +7,7 @@ Docs: page `source/base`"""
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'split_names', 'no_address',
            'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'IndexedSource',
-           'StreamedSource', 'SplitChunk']
+           'StreamedSource', 'Sent', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache, partial, partialmethod
 from pathlib import Path, PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 
+import cloudpickle
 import numpy as np
 from fastcore.foundation import L
 from PIL import Image, ImageFile
@@ -25,6 +26,7 @@ from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..codec.text import are_labels
+from ..processes import OwnedFolder
 from ..store.address import public_url
 
 # %% ../../nbs/source/00_base.ipynb #839d3da3
@@ -397,6 +399,35 @@ class StreamedSource(Source):
     ): # Yields parts: iterables of `(name, raw)` with a length
         "The raw samples in parts, in the same order each time"
         raise NotImplementedError
+
+class Sent:
+    """Something large that load functions need: when this is pickled, it is written to a temporary file
+
+    A worker reads the file once, and keeps what it has read last. Only our own workers read it."""
+    def __init__(self,
+        value, # What is sent
+        prepare=None, # `prepare(value, folder)` -> what is pickled in its place, such as a memory map of a file there
+    ): self.value,self.prepare,self.file,self.folder = value,prepare,None,None
+
+    def get(self):
+        "The value; raises `FileNotFoundError` on a machine that does not see the file"
+        return _received(self.file) if self.value is None else self.value
+
+    def __getstate__(self):
+        if self.file is None:
+            self.folder = OwnedFolder('dataset')
+            value = self.value if self.prepare is None else self.prepare(self.value, self.folder.name)
+            file = os.path.join(self.folder.name, 'value')
+            with open(file, 'wb') as f: cloudpickle.dump(value, f)
+            self.file = file
+        return dict(value=None, prepare=None, file=self.file, folder=None)
+
+@lru_cache(4)   # for several splits
+def _received(file):
+    if not os.path.exists(file):
+        raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
+                                'this machine does not see: set TMPDIR there to a shared folder')
+    with open(file, 'rb') as f: return cloudpickle.load(f)
 
 class SplitChunk:
     """A part of a source with splits: an iterable with a length, as `IndexedSource.read` returns one

@@ -11,16 +11,14 @@ __all__ = ['file_format', 'FeaturePlan', 'HFSource', 'is_huggingface', 'hf_sampl
 import json, os, re, sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import islice
 
-import cloudpickle
 import numpy as np
 from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
-from ..processes import OwnedFolder
-from .base import as_json, mean_bytes, read_file, split_names, StreamedSource
+from .base import as_json, mean_bytes, read_file, Sent, split_names, StreamedSource
 from .columns import Column, column_name, ColumnOptions, ColumnType, full_array, LoadRow, TablePlan
 from .frames import Planned, short_time, Table
 
@@ -227,43 +225,19 @@ def _stored(feature):
     "A feature of the type of `feature` that does not decode files: a value is a dict of `bytes` and `path`"
     return type(feature)(decode=False)
 
-class _Table:
-    "The table of a dataset, which is written to a temporary file when this is pickled; each worker opens the file"
-    def __init__(self, dataset, columns):
-        self.table,self.path,self.folder = dataset.data.select(columns),None,None
-        self.in_files = bool(dataset.cache_files)   # then the pickled table consists of the names of these files
-
-    def get(self): return _open_table(self.path) if self.table is None else self.table
-
-    def __getstate__(self):
-        if self.path is None:
-            self.folder = OwnedFolder('hf')
-            path = os.path.join(self.folder.name, 'table.pickle' if self.in_files else 'table.arrow')
-            if self.in_files:
-                with open(path, 'wb') as f: cloudpickle.dump(self.table, f)   # only our own workers read it
-            else: _write_arrow(self.table, path)
-            self.path = path
-        return dict(table=None, path=self.path)
-
-def _write_arrow(table, path):
+def _mapped(table, folder):
+    "The table of a dataset in memory, which is written to a file in `folder`, as a memory map of it"
     import pyarrow as pa
+    from datasets.table import MemoryMappedTable
+    path = os.path.join(folder, 'table.arrow')
     with pa.OSFile(path, 'wb') as f, pa.ipc.new_stream(f, table.schema) as writer:
         writer.write_table(table.table, max_chunksize=1000)
-
-@lru_cache(4)   # for several splits
-def _open_table(path):
-    "The table, of `datasets.table`, in the file of a `_Table`; opened once per process; raises `FileNotFoundError`"
-    if not os.path.exists(path):
-        raise FileNotFoundError(f'{path}: the table lies in the temporary folder of the process that leads, which '
-                                'this machine does not see: set TMPDIR there to a shared folder')
-    from datasets.table import MemoryMappedTable
-    if path.endswith('.arrow'): return MemoryMappedTable.from_file(path)
-    with open(path, 'rb') as f: return cloudpickle.load(f)
+    return MemoryMappedTable.from_file(path)
 
 class _RowsPart:
     "An iterable of `(name, {column: value})` for rows of a table, which are read when it is iterated over, in a worker"
     def __init__(self,
-        table:_Table,
+        table:Sent, # Of `datasets.table`
         numbers:np.ndarray, # Positions in the dataset, for messages, shape (n,)
         rows:np.ndarray, # Positions in the table, shape (n,)
         bs:int=16, # Rows that are read at a time
@@ -335,7 +309,9 @@ class _TableSource(HFSource, Table):
         return numbers if indices is None else indices.column(0).take(_arrow(numbers)).to_numpy()
 
     def read(self, numbers):
-        if self.sent is None: self.sent = _Table(self.table, self.plan.names)
+        if self.sent is None:   # a table in files is pickled as the names of these files
+            prepare = None if self.table.cache_files else _mapped
+            self.sent = Sent(self.table.data.select(self.plan.names), prepare)
         return _RowsPart(self.sent, numbers, self._rows_of(numbers))
     def fingerprint(self): return len(self),self.table._fingerprint,repr(self.fields)
     def __repr__(self): return f"hf_samples({len(self):,} rows of {', '.join(self.types)})"
