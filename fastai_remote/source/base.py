@@ -7,7 +7,8 @@ Docs: page `source/base`"""
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'split_names', 'no_address',
            'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'IndexedSource',
-           'StreamedSource', 'Sent', 'SplitChunk']
+           'StreamedSource', 'Sent', 'evenly_spaced',
+           'RowsPart', 'LoadSplit', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -428,6 +429,36 @@ def _received(file):
         raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
                                 'this machine does not see: set TMPDIR there to a shared folder')
     with open(file, 'rb') as f: return cloudpickle.load(f)
+
+def evenly_spaced(
+    n:int, # Samples that there are
+    most:int, # Positions at most
+)->np.ndarray:
+    "Positions in `range(n)`, of shape (k,), the first and the last among them"
+    return np.unique(np.linspace(0, max(0, n-1), most).round()).astype(int)[:n]
+
+class RowsPart:
+    "An iterable of `('row i', row)` with a length, whose rows are read when it is iterated over: in a worker"
+    def __init__(self,
+        read, # `read(places)` -> the rows, as dicts; it is pickled
+        numbers:np.ndarray, # Numbers of the rows, for messages, shape (n,)
+        places:np.ndarray=None, # What `read` gets, shape (n,); default: `numbers`
+        size:int=256, # Rows that are read at a time
+    ): self.read,self.numbers,self.places,self.size = read,numbers,numbers if places is None else places,size
+    def __len__(self): return len(self.numbers)
+    def __iter__(self):
+        for k in range(0, len(self), self.size):
+            rows = self.read(self.places[k:k+self.size])
+            for number,row in zip(self.numbers[k:k+self.size].tolist(), rows): yield f'row {number}',row
+
+class LoadSplit:
+    "`(split, raw)` -> sample: the `load` of a source that yields `SplitChunk`s"
+    def __init__(self,
+        loads:dict # `{split: raw -> sample}`
+    ): self.loads = loads
+    def __call__(self, split_raw):
+        split,raw = split_raw
+        return self.loads[split](raw)
 
 class SplitChunk:
     """A part of a source with splits: an iterable with a length, as `IndexedSource.read` returns one

@@ -21,7 +21,7 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
+from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
@@ -50,8 +50,10 @@ class Planned:
     def as_is_notes(self): return self.plan.notes
 
 class Table(Planned, IndexedSource):
-    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
+    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
     keeps_names = False # As of `TablePlan`
+    looks = 100 # Rows by which tables without a `_digest` are told apart
+    _digest = None # A hash of all rows, as text
     def __init__(self,
         table, # As the library has it
         options:ColumnOptions
@@ -62,7 +64,6 @@ class Table(Planned, IndexedSource):
     def _types(self)->dict: raise NotImplementedError   # `{name of a column: ColumnType}`
     def _rows(self, numbers, names)->list: raise NotImplementedError   # rows as dicts; `names`: `None` for all columns
     def _values(self, name, start, stop)->list: raise NotImplementedError   # of a column, of rows `start` to `stop`
-    def _stamp(self): raise NotImplementedError   # whose `repr` identifies the data
     def __len__(self): return len(self.table)
 
     @cached_property
@@ -110,6 +111,13 @@ class Table(Planned, IndexedSource):
         rows = self._rows(numbers, self.plan.names if self.options.asked else None)
         return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
 
+    @property
+    def is_identified(self): return self._digest is not None
+    def _stamp(self):
+        "Something whose `repr` identifies the data: `_digest`, or a hash of some rows"
+        if self.is_identified: return self._digest
+        rows = self._rows(evenly_spaced(len(self), self.looks), None)
+        return hashlib.sha256(stable_repr(rows).encode()).hexdigest()
     def fingerprint(self): return len(self),list(map(str, self.types)),self._stamp(),self.options
     def __getitem__(self, i): return self._rows(np.array([range(len(self))[i]]), None)[0]
     def __repr__(self): return f"table_samples({len(self):,} rows of {', '.join(map(str, self.types))})"
@@ -143,13 +151,6 @@ class _PandasTable(Table):
         for k in range(0, len(self), part):
             hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
         return hashed.hexdigest()
-
-    @property
-    def is_identified(self): return self._digest is not None
-    def _stamp(self):
-        if self.is_identified: return self._digest
-        some = np.unique(np.linspace(0, len(self)-1, 100).round()).astype(int)
-        return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
 
 def _time_values(name, type, array):
     "List of the times, as text, in an array of pandas of Arrow's `type` `time64[ns]`; `TypeError` if they are nested"
@@ -192,13 +193,6 @@ class _PolarsTable(Table):
         hashed = hashlib.sha256(repr(self.table.schema).encode())   # of an `Enum`, polars hashes the codes
         hashed.update(hashes.tobytes())
         return hashed.hexdigest()
-
-    @property
-    def is_identified(self): return self._digest is not None
-    def _stamp(self):
-        n = len(self)
-        if self.is_identified: return self._digest
-        return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
 
 def polars_rows(table)->list:
     """The rows of a DataFrame of polars as dicts; times in nanoseconds, which Python does not have, as text
@@ -260,12 +254,7 @@ class _ArrowTable(Table):
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
     def _values(self, name, start, stop): return self.table[name].slice(start, stop-start).to_pylist()
-    is_identified = False   # by some of its rows
-    def _stamp(self):
-        n = len(self)
-        some = np.unique(np.linspace(0, max(0, n-1), 100).round()).astype(int)[:n]
-        rows = stable_repr(arrow_rows(self.table, some))
-        return hashlib.sha256(f'{_n_bytes(self.table)} {self.table.schema.to_string()} {rows}'.encode()).hexdigest()
+    def _stamp(self): return _n_bytes(self.table),self.table.schema.to_string(),super()._stamp()
 
 def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
 
@@ -585,6 +574,7 @@ class _ParquetTable(Table):
         return [arrow_rows(self._group(int(k), names or self.schema.names).read(), [int(i-starts[k])])[0]
                 for k,i in zip(group, numbers)]
 
+    is_identified = True
     def _stamp(self):
         infos = self.filesystem.get_file_info([file.path for file in self.files])
         return [(o.base_name, o.size, o.mtime_ns) for o in infos]

@@ -15,10 +15,10 @@ from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
-from fastcore.basics import chunked, store_attr
+from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
-from .base import as_json, mean_bytes, read_file, Sent, split_names, StreamedSource
+from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent, split_names, StreamedSource
 from .columns import Column, column_name, ColumnOptions, ColumnType, full_array, LoadRow, TablePlan
 from .frames import Planned, short_time, Table
 
@@ -234,26 +234,13 @@ def _mapped(table, folder):
         writer.write_table(table.table, max_chunksize=1000)
     return MemoryMappedTable.from_file(path)
 
-class _RowsPart:
-    "An iterable of `(name, {column: value})` for rows of a table, which are read when it is iterated over, in a worker"
-    def __init__(self,
-        table:Sent, # Of `datasets.table`
-        numbers:np.ndarray, # Positions in the dataset, for messages, shape (n,)
-        rows:np.ndarray, # Positions in the table, shape (n,)
-        bs:int=16, # Rows that are read at a time
-    ): store_attr()
-    def __len__(self): return len(self.numbers)
-    def __iter__(self):
-        table = self.table.get()
-        for k in range(0, len(self), self.bs):
-            values = _read_rows(table, self.rows[k:k+self.bs])
-            for i,number in enumerate(self.numbers[k:k+self.bs].tolist()):
-                yield f'row {number}',{name:column[i] for name,column in values.items()}
-
 def _read_rows(table, rows):
-    "`{column: list of values}` of the rows `rows`, an array of positions, of a table of `datasets.table`"
+    "List of the rows, as dicts, at the positions `rows`, an array, of a table of `datasets.table`"
     batch = table.fast_gather(rows.tolist())
-    return {name:_column_values(batch.column(name)) for name in batch.column_names}
+    columns = [_column_values(batch.column(name)) for name in batch.column_names]
+    return [dict(zip(batch.column_names, row)) for row in zip(*columns)]
+
+def _read_sent(sent, rows): return _read_rows(sent.get(), rows)
 
 def _column_values(column):
     """The values of an Arrow column as a list of Python objects
@@ -274,7 +261,7 @@ class _TableSource(HFSource, Table):
     def __init__(self, dataset, fields):
         dataset = dataset.with_format(None).select_columns(dataset.format['columns'])
         self.sent = None
-        self.looked_at = np.unique(np.linspace(0, max(0, len(dataset)-1), 100).astype(int))[:len(dataset)]
+        self.looked_at = evenly_spaced(len(dataset), 100)
         super().__init__(dataset, ColumnOptions())
         self.set_plan(fields)
         self._check_labels()
@@ -282,13 +269,12 @@ class _TableSource(HFSource, Table):
     def _plan(self, fields): return FeaturePlan(self.table.features, fields, self._formats, self._decide)
     def _types(self): return dict(self.table.features)
     def _rows(self, numbers, names):
-        columns = _read_rows(self.table.data.select(names or list(self.types)), self._rows_of(numbers))
-        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+        return _read_rows(self.table.data.select(names or list(self.types)), self._rows_of(numbers))
     def _values(self, name, start, stop): return self._column(name, np.arange(start, stop))
 
     def _column(self, name, numbers):
         "List of the values of a column in the rows `numbers` of the dataset"
-        return _read_rows(self.table.data.select([name]), self._rows_of(numbers))[name]
+        return [row[name] for row in self._rows(numbers, [name])]
 
     def _formats(self, column):
         "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
@@ -312,7 +298,8 @@ class _TableSource(HFSource, Table):
         if self.sent is None:   # a table in files is pickled as the names of these files
             prepare = None if self.table.cache_files else _mapped
             self.sent = Sent(self.table.data.select(self.plan.names), prepare)
-        return _RowsPart(self.sent, numbers, self._rows_of(numbers))
+        return RowsPart(partial(_read_sent, self.sent), numbers, self._rows_of(numbers), size=16)
+    is_identified = True
     def fingerprint(self): return len(self),self.table._fingerprint,repr(self.fields)
     def __repr__(self): return f"hf_samples({len(self):,} rows of {', '.join(self.types)})"
 

@@ -22,7 +22,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
 from ..codec.text import are_labels
-from .base import as_json, IndexedSource, read_file, Sent, stable_repr
+from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
 from .files import image_field
 
 # %% ../../nbs/source/10_torch_items.ipynb #9d3e4a61
@@ -353,7 +353,7 @@ class ItemLayout:
     ):
         self.parts = {}
         for dataset in datasets:
-            for i in np.unique(np.linspace(0, max(0, len(dataset)-1), looks).astype(int))[:len(dataset)].tolist():
+            for i in evenly_spaced(len(dataset), looks).tolist():
                 with suppress(Exception): self._look(dataset, i)
         self.parts = {place:part for place,part in self.parts.items() if part.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
