@@ -7,8 +7,7 @@ Docs: page `source/base`"""
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'split_names', 'no_address',
            'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'IndexedSource',
-           'StreamedSource', 'Sent', 'evenly_spaced',
-           'RowsPart', 'LoadSplit', 'SplitChunk']
+           'StreamedSource', 'Sent', 'evenly_spaced', 'RowsPart', 'LoadSplit', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
