@@ -177,6 +177,8 @@ def test_fields_that_the_user_chooses():
     store,_ = in_memory(hf_samples(DatasetDict(train=pets(), valid=pets()), {'label':'label.i2'}))
     assert store.fields==['jpg','label.i2','number.i8'] and store.splits=={'train':[0,12], 'valid':[12,24]}
     assert column(store, 'label.i2')[:4]==[0,1,2,0]
+    store,_ = in_memory(hf_samples(pets(), fields={0:None, 'label':'species'}))   # by position, and any name
+    assert store.fields==['species','number.i8'] and store.manifest.vocab=={'species':NAMES}
     dataset = Dataset.from_dict({'x':[[1,2],[3]], 'breed':['b','a']})
     store,_ = in_memory(hf_samples(dataset, {'x':'x.npy', 'breed':'cls'}))
     assert store[0]['x.npy'].dtype==np.int64 and store.vocab==['a','b'] and column(store, 'cls')==['b','a']

@@ -21,8 +21,7 @@ from PIL import Image
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
-from ..codec.text import are_labels
-from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
+from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr, value_kind
 from .files import image_field
 
 # %% ../../nbs/source/10_torch_items.ipynb #9d3e4a61
@@ -238,13 +237,12 @@ def _same_pixels(opened, image):
     return opened.convert(image.mode).tobytes()==image.tobytes()
 
 # %% ../../nbs/source/10_torch_items.ipynb #0b6af57c
-def _is_array(o): return getattr(o, 'shape', ()) not in ((),) and not isinstance(o, Image.Image)
 def _is_namedtuple(o): return isinstance(o, tuple) and hasattr(o, '_asdict')
 
 def _has_arrays(o):
     "Is `o` an array, a tensor, an image or a scalar of NumPy or PyTorch, or a dict with one of these in it?"
     if isinstance(o, Mapping): return any(_has_arrays(value) for value in o.values())
-    return _is_array(o) or isinstance(o, Image.Image) or hasattr(o, 'item')
+    return getattr(o, 'shape', ())!=() or isinstance(o, Image.Image) or hasattr(o, 'item')
 
 def flat_items(
     item, # What a dataset returns
@@ -266,22 +264,8 @@ def flat_items(
     else: yield place,name,item
 
 def _kind_of(value):
-    """What kind of value a dataset returned: mostly the last part of the name of a field for it, such as `npy`
-
-    Also 'image', 'empty' for a list without values, and `None` for `None`. Raises `TypeError` if no field fits."""
-    if value is None: return None
-    if isinstance(value, Image.Image): return 'image'
-    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
-    if isinstance(value, str): return 'cls'
-    if type(value).__name__=='TensorMultiCategory': return 'labels'   # of fastai
-    if are_labels(value) and len(value): return 'labels'
-    if _is_array(value): return 'npy'
-    number = value.item() if hasattr(value, 'item') else value
-    if isinstance(number, (bool,int)): return 'cls'
-    if isinstance(number, float): return 'f4'
-    if are_labels(value): return 'empty'
-    if isinstance(value, (list,tuple,Mapping)): return 'json'
-    raise TypeError(f'no field for a {type(value).__name__}: give fn=, a function that returns a dict of fields')
+    "As `value_kind`, and `labels` for a tensor of labels of fastai"
+    return 'labels' if type(value).__name__=='TensorMultiCategory' else value_kind(value)
 
 @dataclass
 class _ItemPart:
