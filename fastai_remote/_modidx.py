@@ -4153,6 +4153,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface.HFSource.fields': ( 'source/huggingface.html#hfsource.fields',
                                                                                                         'fastai_remote/source/huggingface.py'),
+                                                  'fastai_remote.source.huggingface.HFSource.notes': ( 'source/huggingface.html#hfsource.notes',
+                                                                                                       'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface.HFSource.set_plan': ( 'source/huggingface.html#hfsource.set_plan',
                                                                                                           'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface._FeatureColumn': ( 'source/huggingface.html#_featurecolumn',

@@ -182,7 +182,8 @@ def test_fields_that_the_user_chooses():
     dataset = Dataset.from_dict({'x':[[1,2],[3]], 'breed':['b','a']})
     store,_ = in_memory(hf_samples(dataset, {'x':'x.npy', 'breed':'cls'}))
     assert store[0]['x.npy'].dtype==np.int64 and store.vocab==['a','b'] and column(store, 'cls')==['b','a']
-    store,_ = in_memory(pets(), fn=shrink(6))
+    store,report = in_memory(pets(), fn=shrink(6))
+    assert 'image -> jpg' in repr(report)   # what `fn` gets
     assert store.fields==['jpg','cls','number.i8'] and min(store[0]['jpg'].size)==6 and store.vocab==NAMES
 
 # --- values that are missing
