@@ -24,7 +24,8 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import evenly_spaced, IndexedSource, LoadSplit, mean_bytes, refuse_address, shown_path, Source, split_names
+from .base import evenly_spaced, IndexedSource, LoadSplit, mean_bytes, refuse_address
+from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples

@@ -21,7 +21,8 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
+from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr
+from .base import StreamedSource, unchanged
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files

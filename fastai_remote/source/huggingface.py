@@ -18,8 +18,10 @@ import numpy as np
 from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
-from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent, split_names, StreamedSource, unchanged
-from .columns import Column, column_name, ColumnOptions, ColumnType, file_format, full_array, LoadRow
+from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent
+from .base import split_names, StreamedSource, unchanged
+from .columns import Column, column_name, ColumnOptions, ColumnType, file_format
+from .columns import full_array, LoadRow
 from .columns import NUMBER_CODECS, TablePlan
 from .frames import Planned, short_time, Table
 
