@@ -228,13 +228,13 @@ def _as_data(o):
 
 def _container_text(o, outer, module):
     "Text that identifies a list, tuple, dict or set; the order of dicts and sets does not matter, as it may change"
-    items = o.items() if isinstance(o, dict) else o
-    hashes = (hashlib.sha256(_text(x, outer, module).encode()).digest() for x in items)
+    texts = (_text(x, outer, module).encode() for x in (o.items() if isinstance(o, dict) else o))
     if isinstance(o, (list,tuple)):
         together = hashlib.sha256()
-        for one in hashes: together.update(one)
+        for text in texts: together.update(text+b',')
         return f'{type(o).__qualname__} {len(o)} {together.hexdigest()}'
-    return f'{type(o).__qualname__} {len(o)} {sum(int.from_bytes(one[:16], "big") for one in hashes)}'
+    total = sum(int.from_bytes(hashlib.sha256(text).digest()[:16], 'big') for text in texts)
+    return f'{type(o).__qualname__} {len(o)} {total}'
 
 def _function_text(fn, outer):
     "Text that identifies what `fn` does, one of `_FUNCTIONS`; `outer` as in `_text`, with `fn`"

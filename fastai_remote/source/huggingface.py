@@ -214,8 +214,8 @@ def _mapped(table, folder):
 def _read_rows(table, rows):
     "List of the rows, as dicts, at the positions `rows`, an array, of a table of `datasets.table`"
     batch = table.fast_gather(rows.tolist())
-    columns = [_column_values(batch.column(name)) for name in batch.column_names]
-    return [dict(zip(batch.column_names, row)) for row in zip(*columns)]
+    names = batch.column_names
+    return [dict(zip(names, row)) for row in zip(*[_column_values(batch.column(name)) for name in names])]
 
 def _read_sent(sent, rows): return _read_rows(sent.get(), rows)
 
