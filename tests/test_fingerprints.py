@@ -110,10 +110,26 @@ def test_what_a_function_changes_does_not_make_it_another():
         nonlocal count
         count += 1
     def inner(o): return [seen.append(x) for x in o]
-    functions = append,store,subtract,replace,inner
+    def inside(o): totals.setdefault('b', [0,0])[:1] = o
+    functions = append,store,subtract,replace,inner,inside
     before = [*map(fn_fingerprint, functions)]
     for f in functions: f([1])
-    assert (seen,totals,left[0],count)==([[1],1],{1:[1]},4,1) and [*map(fn_fingerprint, functions)]==before
+    assert (seen,totals,left[0],count)==([[1],1],{1:[1], 'b':[1,0]},4,1) and [*map(fn_fingerprint, functions)]==before
+
+def test_a_helper_counts_whose_result_is_changed():
+    "Also beside changes of its own, and in one line with them"
+    code = '''
+seen,made = [],{}
+def helper(o): return {'id':K}
+def fn(o):
+    helper(o)['id'] = made[o] = 1
+    seen.append(helper(o).update(id=2))'''
+    assert fn_fingerprint(fn_of(code, 1))==fn_fingerprint(fn_of(code, 1))!=fn_fingerprint(fn_of(code, 2))
+
+def test_a_comment_and_the_place_of_a_function_do_not_count():
+    code = 'def helper(o):\n    return K\ndef fn(o):\n    return dict(id=helper(o))'
+    moved = code.replace('def', '\n# a comment\ndef').replace('    return', '    # another\n    return')
+    assert fn_fingerprint(fn_of(moved, 1))==fn_fingerprint(fn_of(code, 1))!=fn_fingerprint(fn_of(moved, 2))
 
 def test_an_fn_may_name_anything(tmp_path):
     "Classes, modules, open files and sets of classes are identified, and left as they are"

@@ -1,5 +1,5 @@
 "Tars that others wrote: which are found, samples as in WebDataset, fields that differ, and files of others"
-import bz2, gzip, itertools, lzma, os, shutil, sys, tarfile
+import gzip, itertools, os, shutil, sys, tarfile
 from itertools import chain
 from pathlib import Path
 
@@ -369,8 +369,8 @@ def test_splits_are_patterns(tmp_path):
 def test_tars_are_found_by_their_names_and_decompressed_by_their_content(tmp_path):
     "Also empty ones, and some with a label only; others' junk is no shard"
     d,data = tmp_path/'w',tar(tmp_path/'plain', samples(0, 40)).read_bytes()
-    compressed = {'plain.tar':bytes, 'gz.tar':gzip.compress, 'xz.tgz':lzma.compress, 'p.tar.gz':gzip.compress,
-                  'p.tar.xz':lzma.compress, 'p.tar.bz2':bz2.compress, 'p.tar.zst':zstandard.compress}
+    compressed = {'plain.tar':bytes, 'gz.tar':gzip.compress, 'zst.tgz':zstandard.compress,
+                  'p.tar.gz':gzip.compress, 'p.tar.zst':zstandard.compress}
     tar(d/'c.tar', [])
     tar(d/'d.tar', [('20.cls', b'1')])
     for name,content in {'f.tar':b'', '._a.tar':b'\0\5\x16\7 what a Mac leaves', 'a.txt':b'no shard'}.items():
@@ -381,7 +381,7 @@ def test_tars_are_found_by_their_names_and_decompressed_by_their_content(tmp_pat
     found = [table.name(shard) for shard in range(len(table))]
     assert found==sorted(found) and report.failed==1   # the empty file
     assert dict(zip(found, table.n))=={**dict.fromkeys(compressed, 40), 'c.tar':0, 'd.tar':1, 'f.tar':0}
-    want = [f'text {i}' for i in range(40)]*7
+    want = [f'text {i}' for i in range(40)]*5
     assert store.get_many(range(1, len(store)), 'txt', decode=True, check=True)['txt']==want
     source = tar_samples([d/name for name in compressed])
     assert [source.load(raw)['txt'].decode() for part in source.stream(64) for _,raw in part]==want

@@ -161,7 +161,7 @@ def test_names_of_fields():
     store,report = in_memory(Dataset.from_list([{**dict.fromkeys(features, 1), **row}]*2, features=features))
     assert store.fields==['cls','coarse_label.cls','left.jpg','jpg','a_b.i1','f.f4','txt','text.txt','jpg.bin',
                           'key.txt','index','labels','more.labels']
-    assert store[0]['txt']=='1' and store[0]['text.txt']=='2' and 'left out: empty' in repr(report)
+    assert store[0]['txt']=='1' and store[0]['text.txt']=='2' and "'empty' is left out" in repr(report)
     assert store.manifest.vocab=={f:['a','b'] for f in ('cls','coarse_label.cls','labels','more.labels')}
     store,_ = in_memory(make({'fine':letters, 'label':letters}, fine=[0], label=[1]))
     assert store.fields==['fine.cls','cls']
@@ -177,10 +177,13 @@ def test_fields_that_the_user_chooses():
     store,_ = in_memory(hf_samples(DatasetDict(train=pets(), valid=pets()), {'label':'label.i2'}))
     assert store.fields==['jpg','label.i2','number.i8'] and store.splits=={'train':[0,12], 'valid':[12,24]}
     assert column(store, 'label.i2')[:4]==[0,1,2,0]
+    store,_ = in_memory(hf_samples(pets(), fields={0:None, 'label':'species'}))   # by position, and any name
+    assert store.fields==['species','number.i8'] and store.manifest.vocab=={'species':NAMES}
     dataset = Dataset.from_dict({'x':[[1,2],[3]], 'breed':['b','a']})
     store,_ = in_memory(hf_samples(dataset, {'x':'x.npy', 'breed':'cls'}))
     assert store[0]['x.npy'].dtype==np.int64 and store.vocab==['a','b'] and column(store, 'cls')==['b','a']
-    store,_ = in_memory(pets(), fn=shrink(6))
+    store,report = in_memory(pets(), fn=shrink(6))
+    assert 'image -> jpg' in repr(report)   # what `fn` gets
     assert store.fields==['jpg','cls','number.i8'] and min(store[0]['jpg'].size)==6 and store.vocab==NAMES
 
 # --- values that are missing
@@ -190,7 +193,7 @@ def test_null_names_the_column(kind):
     for feature,value in (Value('int64'),1), (Image(),FILES[0]), (LABEL,1), (Array2D((1,1), 'int8'),[[1]]):
         store,report = in_memory(both(make({'x':feature}, x=[value]*4+[None], id=range(5)))[kind=='stream'])
         (name,reason), = report.failures
-        assert len(store)==4 and name=='row 4' and "column 'x' has no value (null)" in reason
+        assert len(store)==4 and name=='row 4' and "column 'x': no value (null)" in reason
         assert "fields={'x': None}" in reason and "'x.json'" in reason
 
 def test_a_struct_of_nulls_is_not_null_itself():
@@ -202,7 +205,7 @@ def test_a_struct_of_nulls_is_not_null_itself():
         store,_ = in_memory(hf_samples(dataset, {'x':'x.json', 'image':None, 'n':'n.json'}))
         assert store[:]==[{'x.json':row, 'n.json':n} for row,n in zip(rows, (1,None))]
         _,report = in_memory(hf_samples(dataset, {'n':None}), max_failed=2)
-        assert report.failed==1 and "column 'image' has no value (null) here" in report.failures[0][1]
+        assert report.failed==1 and "column 'image': no value (null) here" in report.failures[0][1]
 
 def labelled(*labels): return make({'label':LABEL}, label=labels, id=range(len(labels)))
 
@@ -243,7 +246,7 @@ UNTYPED = Dataset.from_dict({'image':[{'bytes':FILES[0], 'path':None}]})
         lambda: in_memory(PAGES)),
     (TypeError, "column 'image': bytes inside of a list or a dict.*dataset.cast_column", lambda: in_memory(UNTYPED)),
     (ValueError, "no column 'x'; there are image, label, number", lambda: hf_samples(pets(), {'x':'y'})),
-    (ValueError, "two columns have the field 'a.i8'", lambda: hf_samples(pets(), {'label':'a.i8', 'number':'a.i8'})),
+    (ValueError, "would both be the field 'a.i8'", lambda: hf_samples(pets(), {'label':'a.i8', 'number':'a.i8'})),
     (TypeError, "fields=: 'label' is to be stored in 5, which is no name of a field",
         lambda: hf_samples(pets(), {'label':5})),
     (TypeError, 'hf_samples takes a dataset of HuggingFace.*not a list', lambda: hf_samples([1])),

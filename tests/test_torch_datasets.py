@@ -214,7 +214,7 @@ def test_items_are_taken_apart(name):
 
 @pytest.mark.parametrize('items,message', [
     ([(photo(i), i if i%2 else 'text') for i in range(7)], 'the first sample had a str'),
-    ([(photo(0), object())]*3, 'no field for a object: write an fn that returns a dict'),
+    ([(photo(0), object())]*3, 'no field for a object: write an fn that returns a dict of fields'),
     ([{'x.npz':np.array([[1], [2,3]], dtype=object)}], 'want numbers, got an array of dtype object.*json')])
 def test_values_that_no_field_can_store_are_errors(items, message):
     with pytest.raises(IngestError, match=message): in_memory(Items(items), max_failed=0)

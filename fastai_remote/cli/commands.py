@@ -294,12 +294,8 @@ def failures_at(place)->tuple:
     except StoreNotFound:
         if not place.unfinished(): raise
     else: return store.name,store.failures()
-    if place.is_redis:
-        writer = RedisWriter(place.link, place.name)
-        writer.plan = writer.place.plan()
-    else:
-        writer = ShardWriter(place.storage)
-        writer.plan = writer.place.plan()
+    writer = RedisWriter(place.link, place.name) if place.is_redis else ShardWriter(place.storage)
+    writer.plan = writer.place.plan()
     return writer.name,writer.failures()
 
 # %% ../../nbs/cli/05_commands.ipynb #a204184e

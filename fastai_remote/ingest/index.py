@@ -61,7 +61,7 @@ class _StoredFile:
         self.total,self.stamp = storage.size_and_stamp(name)
         pieces = self._pieces()
         first = next(pieces, b'')
-        self.compression = compression_of(first[:16])
+        self.compression = compression_of(first[:16], f'{storage.url}/{name}')
         self.content = Uncompressed(_with_first(first, pieces), decompressor(self.compression))
 
     def _pieces(self):
@@ -474,7 +474,7 @@ def index_shards(
 )->IngestReport:
     """Index tar shards that others wrote, so that `ShardStore` can open them
 
-    The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
+    The shards may be compressed with gzip or zstd. Neither they nor other files beside them are changed.
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
     extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
     index is there already, only shards that are new are read, and added; if none is new, that is an error. That another

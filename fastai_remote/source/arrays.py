@@ -12,13 +12,14 @@ __all__ = ['ArrayColumn', 'array_rows', 'is_array_path', 'is_array_file', 'is_di
 import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 
 from ..codec.fields import get_codec
-from .base import require, stable_repr, storable
+from .base import require, RowsPart, storable
 from .columns import ColumnOptions, ColumnType, image_format
 from .frames import Table
 
@@ -256,6 +257,7 @@ class _ArrayTable(Table):
         self.block = max((c.block or 0 for c in self.columns.values())) or None
         if self.block: self.interleave = max(1, min(16, 2048//self.block))
         self.in_files = all(c.opener is not None for c in self.columns.values())
+        if self.in_files: self.looks = 3   # each may be in another block, which is fetched
         super().__init__(None, options)
 
     def __len__(self): return self.n
@@ -267,7 +269,8 @@ class _ArrayTable(Table):
     def read(self, numbers):
         if self._order is not None: numbers = self._order[numbers]
         names = self.plan.names if self.options.asked else list(self.types)
-        part = _ArrayRows({name:self.columns[name] for name in names}, self.types, np.asarray(numbers), names)
+        columns = {name:self.columns[name] for name in names}
+        part = RowsPart(partial(array_rows, columns, self.types), np.asarray(numbers))
         return part if self.in_files else list(part)
 
     @property
@@ -281,14 +284,8 @@ class _ArrayTable(Table):
     def is_identified(self): return all(c.opener not in (None, _array_in) for c in self.columns.values())
     def _stamp(self):
         places = [repr(c.args) for c in self.columns.values()] if self.in_files else []
-        if self.is_identified: return places
-        n_rows = 3 if self.in_files else 100   # each may be in another block, which is fetched
-        some = np.unique(np.linspace(0, max(0, self.n-1), n_rows).round()).astype(int)[:self.n]
-        values = [_bytes_of(value) for row in self._rows(some, None) for value in row.values()]
-        return *places,hashlib.sha256(stable_repr(values).encode()).hexdigest()
+        return places if self.is_identified else (*places, super()._stamp())
     def __repr__(self): return f"array_samples({self.n:,} rows of {', '.join(self.columns)})"
-
-def _bytes_of(value): return value.tobytes() if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
 
 def _advice_on_pixels(name):
     return (f"column {name!r} holds arrays that could be pixels: fields={{{name!r}: '{name}.npyimg', …}} makes them "
@@ -310,21 +307,6 @@ class _OnlyValue:
     "row -> the value of its only column"
     def __init__(self, name): self.name = name
     def __call__(self, row): return row[self.name]
-
-class _ArrayRows:
-    "Iterable of `('row i', row)`, rows as dicts, with a length. They are read where it is iterated over: in a worker"
-    def __init__(self,
-        columns:dict, # `{name: ArrayColumn}`
-        types:dict, # `{name: ColumnType}`
-        numbers:np.ndarray, # Row numbers, shape (n,)
-        names:list, # The columns that are read
-    ): self.columns,self.types,self.numbers,self.names = columns,types,numbers,names
-    def __len__(self): return len(self.numbers)
-    def __iter__(self):
-        for k in range(0, len(self), 256):
-            numbers = self.numbers[k:k+256]
-            rows = array_rows(self.columns, self.types, numbers, self.names)
-            for i,row in zip(numbers.tolist(), rows): yield f'row {i}',row
 
 def array_rows(columns, types, numbers, names=None)->list:
     """Rows `numbers`, an array of shape (n,), as a list of dicts of the columns `names`, default: all

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import SplitChunk, StreamedSource, unchanged
+from .base import LoadSplit, SplitChunk, StreamedSource, unchanged
 from .columns import CellType, ColumnOptions, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
@@ -150,7 +150,7 @@ class csv_samples(StreamedSource):
     def opens_images(self): return self.options.asked
     @property
     def as_is(self): return self._of_split(self.plan.load)
-    def _of_split(self, load): return _LoadOfSplit(load) if self.srcs else load
+    def _of_split(self, load): return LoadSplit(dict.fromkeys(self.srcs, load)) if self.srcs else load
     @property
     def as_is_codecs(self): return self.plan.codecs
     @property
@@ -214,8 +214,3 @@ def _sound_rows(rows, path):
         yield row if all(map(_is_utf8, row)) else ValueError('not UTF-8')
 
 def _is_utf8(cell): return cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell)
-
-class _LoadOfSplit:
-    "`(split, raw)` -> sample: `load(raw)`"
-    def __init__(self, load): self.load = load
-    def __call__(self, split_raw): return self.load(split_raw[1])

@@ -24,7 +24,8 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
+from .base import evenly_spaced, IndexedSource, LoadSplit, mean_bytes, refuse_address
+from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples
@@ -59,8 +60,7 @@ class _Items(IndexedSource):
     def fingerprint(self):
         n = len(self)
         if self.is_identified: return n,self._digest
-        some = np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]   # up to 100 items, evenly spaced
-        text = ''.join(stable_repr(self.items[int(i)]) for i in some)
+        text = ''.join(stable_repr(self.items[i]) for i in evenly_spaced(n, 100).tolist())
         return n,hashlib.sha256(text.encode()).hexdigest()
 
 _PLAIN = str,int,float,bool,bytes,type(None),complex,np.generic,date,time,PurePath
@@ -142,7 +142,7 @@ class _Splits(_OfSplits, IndexedSource):
         parts = ((splits[which[run[0]]], numbers[run]) for run in runs)
         return SplitChunk((split, self.srcs[split].read(mine-self.splits[split][0])) for split,mine in parts)
     @property
-    def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
+    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
     def as_is(self): return _as_is_by_split(self.srcs)
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
@@ -158,16 +158,7 @@ def _merged_vocab(vocabs):
 def _as_is_by_split(srcs):
     "The `as_is` of a source of `{split: source}`: `(split, raw)` -> sample; `None` if one of them has none"
     if any(s.as_is is None for s in srcs.values()): return None
-    return _LoadSplit({split:s.as_is for split,s in srcs.items()})
-
-class _LoadSplit:
-    "`(split, raw)` -> sample"
-    def __init__(self,
-        loads:dict # `{split: raw -> sample}`
-    ): self.loads = loads
-    def __call__(self, split_raw):
-        split,raw = split_raw
-        return self.loads[split](raw)
+    return LoadSplit({split:s.as_is for split,s in srcs.items()})
 
 class _Stream(StreamedSource):
     "A source of what an iterable yields"
@@ -209,7 +200,7 @@ class _StreamSplits(_OfSplits, StreamedSource):
     @property
     def as_is(self): return _as_is_by_split(self.srcs)
     @property
-    def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
+    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _parts(source, size):

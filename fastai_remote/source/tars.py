@@ -241,7 +241,8 @@ def _kind_of(name):
     return "files in tars whose names have no extension, or are `__…__`, were left out"
 
 # %% ../../nbs/source/07_tars.ipynb #fc6bf7bf
-TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2' # Of files in a folder
+# Of files in a folder. What is compressed with xz or bzip2 is found, too: it is an error, and not left out
+TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.zst','.tzst','.tar.xz','.txz','.tar.bz2','.tbz2'
 
 _NESTED_BRACES = re.compile(r'\{[^{}]*\{[^{}]*\}(?:[^{}]|\{[^{}]*\})*\}')
 
@@ -277,12 +278,13 @@ class tar_samples(StreamedSource):
 
     A sample with a link, a device or a sparse file is a failed sample. If a tar is cut off, its complete samples are
     read, and a failure names it. If compressed data is damaged, `stream` raises `DamagedTar`: the checksum covers the
-    whole file, and it can only be compared when all samples have been read. Raises `FileNotFoundError`."""
+    whole file, and it can only be compared when all samples have been read. Raises `FileNotFoundError`, and
+    `ValueError` for xz and bzip2."""
     opens_images = True
     chunk_size = 64
     def __init__(self,
         # A tar file or several, or a folder of them; braces such as `train-{000..099}.tar` are expanded. They may be
-        # compressed with gzip, xz, bzip2 or zstd, whatever their names are.
+        # compressed with gzip or zstd, whatever their names are.
         files:str|Path|list,
         # Keep the key of each sample? In shards it names the sample again; in Redis it is the field `key.txt`.
         # Default: in shards, where it takes no space
@@ -384,7 +386,7 @@ def _has_text_label(file, field, member):
 
 def _local_content(file):
     "`Uncompressed` content of the open file `file`, read from its start, if it is compressed, else `None`"
-    decompress = decompressor(compression_of(file.read(16)))
+    decompress = decompressor(compression_of(file.read(16), file.name))
     file.seek(0)
     return None if decompress is None else Uncompressed(pieces_of(file, 1<<18), decompress)
 

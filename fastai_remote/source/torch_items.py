@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-import cloudpickle
 import numpy as np
 from fastcore.basics import store_attr
 from PIL import Image
@@ -23,10 +21,83 @@ from PIL import Image
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
-from ..codec.text import are_labels
-from ..processes import OwnedFolder
-from .base import as_json, IndexedSource, read_file, stable_repr
+from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr, value_kind
 from .files import image_field
+
+# %% ../../nbs/source/10_torch_items.ipynb #9d3e4a61
+def _names_of_pets(dataset):
+    kinds = {'category':dataset.classes, 'binary-category':getattr(dataset, 'bin_classes', None)}
+    return next((kinds[kind] for kind in dataset._target_types if kind in kinds), None)
+
+def _names_of_species(dataset):
+    "Names of the classes of `INaturalist`, for its first type of targets; `None` if there are none"
+    kind = dataset.target_type[0]
+    if kind=='full': return dataset.all_categories
+    index = dataset.categories_index.get(kind, {})
+    return sorted(index, key=index.get) or None
+
+def _fields_of_celeba(dataset):
+    "`{place: field}` of the targets of CelebA whose meaning their shape does not tell"
+    names,kinds = {'bbox':'bbox.xywh.npy', 'landmarks':'landmarks.npy'},dataset.target_type
+    return {'[1]' if len(kinds)==1 else f'[1][{k}]':names[kind] for k,kind in enumerate(kinds) if kind in names}
+
+@dataclass
+class _AnnotatedBoxes:
+    """item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes
+
+    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list."""
+    objects:object # `objects(target, names)` -> list of (corners, label)
+    names:dict=None # `{number of a class: its name}`
+
+    def __call__(self, item):
+        found = self.objects(item[1] or [], self.names)
+        boxes = np.array([box for box,_ in found], np.float32).reshape(-1, 4)
+        return {'boxes.npy':boxes, 'boxes.labels':[label for _,label in found]}
+
+def _coco_objects(target, names):
+    def corners(x, y, w, h): return x,y,x+w,y+h
+    return [(corners(*o['bbox']), names.get(o['category_id'], o['category_id'])) for o in target]
+
+def _voc_objects(target, names):
+    def corners(box): return [float(box[side]) for side in ('xmin','ymin','xmax','ymax')]
+    return [(corners(o['bndbox']), o['name']) for o in target['annotation'].get('object', [])]
+
+def _kitti_objects(target, names): return [(o['bbox'], o['type']) for o in target]
+
+def _coco_boxes(dataset):
+    names = {number:category['name'] for number,category in dataset.coco.cats.items()}
+    return _AnnotatedBoxes(_coco_objects, names)
+
+@dataclass
+class _Known:
+    "What is known of a dataset of torchvision that its items and attributes do not tell"
+    names:object = None # dataset -> names of its classes, if they are elsewhere or depend on the target that was chosen
+    captions:str = None # Name of the second value, if it is one caption or several, and no label
+    fields:object = None # dataset -> `{place: field}` where boxes are (x, y, width, height), or arrays are points
+    boxes:object = None # dataset -> the `_AnnotatedBoxes` of its items, or `None`
+    note:str = None # For the report
+
+_COCO_NOTE = ('class names are left out: annotations have a category_id, and dataset.coco.cats has its name; fn= can '
+              'put it into each')
+_KNOWN = {
+    'CelebA': _Known(fields=_fields_of_celeba),
+    'CocoCaptions': _Known(captions='captions'),
+    'CocoDetection': _Known(boxes=_coco_boxes, note=_COCO_NOTE),
+    'Flickr30k': _Known(captions='captions'),
+    'Flickr8k': _Known(captions='captions'),
+    'INaturalist': _Known(names=_names_of_species),
+    'Kitti': _Known(boxes=lambda dataset: _AnnotatedBoxes(_kitti_objects) if dataset.train else None),
+    'Omniglot': _Known(names=lambda dataset: dataset._characters),
+    'OxfordIIITPet': _Known(names=_names_of_pets),
+    'SBU': _Known(captions='caption'),
+    'VOCDetection': _Known(boxes=lambda dataset: _AnnotatedBoxes(_voc_objects)),
+    'WIDERFace': _Known(fields=lambda dataset: {"[1]['bbox']":'bbox.xywh.npy'}),
+}
+
+def _known(dataset)->_Known:
+    "What is known of the nearest class of torchvision that `dataset` is one of"
+    names = [cls.__name__ for cls in type(dataset).__mro__ if cls.__module__.startswith('torchvision.')]
+    return next((_KNOWN[name] for name in names if name in _KNOWN), _Known())
 
 # %% ../../nbs/source/10_torch_items.ipynb #a5a030ab
 def class_names(dataset):
@@ -74,7 +145,7 @@ def _own_class_names(dataset):
 
     They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision). What has no order or is no
     list there, such as a set or the number of classes, does not count."""
-    special = _find_torchvision(_SPECIAL_NAMES, dataset)
+    special = _known(dataset).names
     if special: return special(dataset)
     for name in 'vocab','classes','categories':
         names = getattr(dataset, name, None)
@@ -92,26 +163,6 @@ def _innermost(dataset):
         for part in parts: yield from _innermost(part)
     elif _is_torch_wrapper(dataset) and hasattr(dataset, 'dataset'): yield from _innermost(dataset.dataset)
     else: yield dataset
-
-def _find_torchvision(table, dataset):
-    "The entry of `{class name: entry}` for the nearest class of torchvision that `dataset` is one of; else `None`"
-    classes = [c for c in type(dataset).__mro__ if c.__module__.startswith('torchvision.')]
-    return next((table[c.__name__] for c in classes if c.__name__ in table), None)
-
-def _names_of_pets(dataset):
-    kinds = {'category':dataset.classes, 'binary-category':getattr(dataset, 'bin_classes', None)}
-    return next((kinds[kind] for kind in dataset._target_types if kind in kinds), None)
-
-def _names_of_species(dataset):
-    "Names of the classes of `INaturalist`, for its first type of targets; `None` if there are none"
-    kind = dataset.target_type[0]
-    if kind=='full': return dataset.all_categories
-    index = dataset.categories_index.get(kind, {})
-    return sorted(index, key=index.get) or None
-
-# Datasets of torchvision in which the names are elsewhere, or depend on the target that was chosen
-_SPECIAL_NAMES = {'OxfordIIITPet':_names_of_pets, 'INaturalist':_names_of_species,
-                  'Omniglot':lambda dataset: dataset._characters}
 
 def _common_class_names(datasets):
     "`(names, reason)`, see `class_names`, of a concatenation of `datasets`"
@@ -186,13 +237,12 @@ def _same_pixels(opened, image):
     return opened.convert(image.mode).tobytes()==image.tobytes()
 
 # %% ../../nbs/source/10_torch_items.ipynb #0b6af57c
-def _is_array(o): return getattr(o, 'shape', ()) not in ((),) and not isinstance(o, Image.Image)
 def _is_namedtuple(o): return isinstance(o, tuple) and hasattr(o, '_asdict')
 
 def _has_arrays(o):
     "Is `o` an array, a tensor, an image or a scalar of NumPy or PyTorch, or a dict with one of these in it?"
     if isinstance(o, Mapping): return any(_has_arrays(value) for value in o.values())
-    return _is_array(o) or isinstance(o, Image.Image) or hasattr(o, 'item')
+    return getattr(o, 'shape', ())!=() or isinstance(o, Image.Image) or hasattr(o, 'item')
 
 def flat_items(
     item, # What a dataset returns
@@ -214,22 +264,8 @@ def flat_items(
     else: yield place,name,item
 
 def _kind_of(value):
-    """What kind of value a dataset returned: mostly the last part of the name of a field for it, such as `npy`
-
-    Also 'image', 'empty' for a list without values, and `None` for `None`. Raises `TypeError` if no field fits."""
-    if value is None: return None
-    if isinstance(value, Image.Image): return 'image'
-    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
-    if isinstance(value, str): return 'cls'
-    if type(value).__name__=='TensorMultiCategory': return 'labels'   # of fastai
-    if are_labels(value) and len(value): return 'labels'
-    if _is_array(value): return 'npy'
-    number = value.item() if hasattr(value, 'item') else value
-    if isinstance(number, (bool,int)): return 'cls'
-    if isinstance(number, float): return 'f4'
-    if are_labels(value): return 'empty'
-    if isinstance(value, (list,tuple,Mapping)): return 'json'
-    raise TypeError(f'no field for a {type(value).__name__}: give fn=, a function that returns a dict of fields')
+    "As `value_kind`, and `labels` for a tensor of labels of fastai"
+    return 'labels' if type(value).__name__=='TensorMultiCategory' else value_kind(value)
 
 @dataclass
 class _ItemPart:
@@ -269,65 +305,25 @@ class _ItemPart:
 def _format_field(image): return {'JPEG':'jpg', 'MPO':'jpg', 'PNG':'png', 'WEBP':'webp'}.get(image.format, 'img')
 
 # %% ../../nbs/source/10_torch_items.ipynb #4afc01ed
-_MASK_MODES = 'P','1','I','I;16'
-_TYPE_FIELDS = {'TensorBBox':'boxes.npy', 'TensorPoint':'points.npy'}   # of fastai
-
-def _fields_of_celeba(dataset):
-    "`{place: field}` of the targets of CelebA whose meaning their shape does not tell"
-    names,kinds = {'bbox':'bbox.xywh.npy', 'landmarks':'landmarks.npy'},dataset.target_type
-    return {'[1]' if len(kinds)==1 else f'[1][{k}]':names[kind] for k,kind in enumerate(kinds) if kind in names}
-
-# Datasets of torchvision, and `{place: field}` where boxes are (x, y, width, height), or arrays are points
-_FIELDS = {'CelebA':_fields_of_celeba, 'WIDERFace':lambda dataset: {"[1]['bbox']":'bbox.xywh.npy'}}
-
-@dataclass
-class _AnnotatedBoxes:
-    """item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes
-
-    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list."""
-    objects:object # `objects(target, names)` -> list of (corners, label)
-    names:dict=None # `{number of a class: its name}`
-
-    def __call__(self, item):
-        found = self.objects(item[1] or [], self.names)
-        boxes = np.array([box for box,_ in found], np.float32).reshape(-1, 4)
-        return {'boxes.npy':boxes, 'boxes.labels':[label for _,label in found]}
-
-def _coco_objects(target, names):
-    def corners(x, y, w, h): return x,y,x+w,y+h
-    return [(corners(*o['bbox']), names.get(o['category_id'], o['category_id'])) for o in target]
-
-def _voc_objects(target, names):
-    def corners(box): return [float(box[side]) for side in ('xmin','ymin','xmax','ymax')]
-    return [(corners(o['bndbox']), o['name']) for o in target['annotation'].get('object', [])]
-
-def _kitti_objects(target, names): return [(o['bbox'], o['type']) for o in target]
-
-def _coco_boxes(dataset):
-    names = {number:category['name'] for number,category in dataset.coco.cats.items()}
-    return _AnnotatedBoxes(_coco_objects, names)
-
-# Datasets of torchvision, and what makes boxes and labels of their items
-_BOXES = {'CocoCaptions':lambda dataset: None, 'CocoDetection':_coco_boxes,
-          'VOCDetection':lambda dataset: _AnnotatedBoxes(_voc_objects),
-          'Kitti':lambda dataset: _AnnotatedBoxes(_kitti_objects) if dataset.train else None}
-
 def _known_fields(dataset):
-    "`{place: field}`, see `_FIELDS`; `None` for other datasets, and with a `target_transform`"
-    find = _find_torchvision(_FIELDS, dataset)
+    "`{place: field}`, see `_Known`; `None` for other datasets, and with a `target_transform`"
+    find = _known(dataset).fields
     return find(dataset) if find and getattr(dataset, 'target_transform', None) is None else None
 
 def _known_boxes(dataset):
-    """The `_AnnotatedBoxes` of a dataset, see `_BOXES`
+    """The `_AnnotatedBoxes` of a dataset, see `_Known`
 
     `None` for other datasets, and if the dataset has any transform: it may move what the boxes surround."""
-    find = _find_torchvision(_BOXES, dataset)
+    find = _known(dataset).boxes
     return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
 
 def _common_value(function, datasets):
     "The value of `function` for each of `datasets` if it is the same for all; else, or without datasets, `None`"
     values = [function(dataset) for dataset in datasets]
     return values[0] if values and all(value==values[0] for value in values) else None
+
+_MASK_MODES = 'P','1','I','I;16'
+_TYPE_FIELDS = {'TensorBBox':'boxes.npy', 'TensorPoint':'points.npy'}   # of fastai
 
 class ItemLayout:
     """Which values of an item of a dataset are stored in which fields
@@ -341,7 +337,7 @@ class ItemLayout:
     ):
         self.parts = {}
         for dataset in datasets:
-            for i in np.unique(np.linspace(0, max(0, len(dataset)-1), looks).astype(int))[:len(dataset)].tolist():
+            for i in evenly_spaced(len(dataset), looks).tolist():
                 with suppress(Exception): self._look(dataset, i)
         self.parts = {place:part for place,part in self.parts.items() if part.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
@@ -353,7 +349,7 @@ class ItemLayout:
     def _look(self, dataset, i):
         "Add what item `i` shows to `parts`; raises what the dataset raises, and `TypeError` if no field fits"
         with opened_files() as files: item = dataset[i]
-        captions = _find_torchvision(_CAPTIONS, next(_innermost(dataset), dataset))
+        captions = _known(next(_innermost(dataset), dataset)).captions
         found = list(flat_items(item))
         for _,_,value in found: _kind_of(value)   # raises an error before anything is kept of this item
         for place,name,value in found:
@@ -412,9 +408,6 @@ def _field_of_key(part, extension):
     if codec is None: return f"{name}.{extension.split('.')[-1]}" if part.kind in ('image','json','txt') else name
     no_arrays = codec.dtype is not None or codec.name in ('txt','labels','json')
     return f'{name}.npy' if part.kind=='npy' and no_arrays else name
-
-# Datasets of torchvision whose second value is one caption or several, and not labels
-_CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'captions', 'SBU':'caption'}
 
 def _file_formats(dataset):
     "Set of the fields for the files that torchvision's `ImageFolder` lists; empty for other datasets"
@@ -505,7 +498,7 @@ class DatasetSource(IndexedSource):
     Worker processes, if there are any, load it from a temporary file, and each of them indexes its own."""
     def __init__(self, dataset):
         self.items,self._layout,self._names = dataset,None,None
-        self.sent = _Sent(dataset)
+        self.sent = Sent(dataset)
         self.siblings = [self]   # sources that have the same fields; the first of them knows which
 
     @property
@@ -539,8 +532,10 @@ class DatasetSource(IndexedSource):
 
     @property
     def notes(self):
-        notes = {_find_torchvision(_NOTES, part) for part in _innermost(self.items)}-{None}
-        if self.layout.boxes is not None: notes = {_BOXES_NOTE}
+        notes = {_known(part).note for part in _innermost(self.items)}-{None}
+        if self.layout.boxes is not None:
+            notes = ['the boxes of the annotations are stored as boxes.npy, in pixels (x1, y1, x2, y2), and the names '
+                     'of their classes as boxes.labels']
         return [*notes, *self.layout.notes]
 
     def __len__(self): return len(self.items)
@@ -590,20 +585,8 @@ def _seeded():
         np.random.set_state(of_numpy)
         if torch: torch.set_rng_state(of_torch)
 
-class _Sent:
-    "A dataset that is written to a temporary file when this object is pickled, and read from there in a worker"
-    def __init__(self, dataset): self.dataset,self.file,self.folder = dataset,None,None
-    def get(self): return self.dataset if self.file is None or self.folder else _load_dataset(self.file)
-    def __getstate__(self):
-        if self.file is None:
-            self.folder = OwnedFolder('dataset')
-            file = os.path.join(self.folder.name, 'dataset')
-            with open(file, 'wb') as f: cloudpickle.dump(self.dataset, f)   # only our own workers read it
-            self.file = file
-        return dict(dataset=None, file=self.file, folder=None)
-
 class _LoadItem:
-    "raw -> item: indexes the dataset that `sent`, a `_Sent`, has"
+    "raw -> item: indexes the dataset that `sent`, a `Sent`, has"
     def __init__(self, sent): self.sent = sent
     def __call__(self, i): return self.sent.get()[i]
 
@@ -614,17 +597,3 @@ class _LoadSample(_LoadItem):
         dataset = self.sent.get()
         with opened_files() as files: item = dataset[i]
         return self.to_sample(item, files)
-
-# What the report says of datasets of torchvision
-_BOXES_NOTE = ('the boxes of the annotations are stored as boxes.npy, in pixels (x1, y1, x2, y2), and the names of '
-               'their classes as boxes.labels')
-_NOTES = {'CocoCaptions':None, 'CocoDetection':'class names are left out: annotations have a category_id, and '
-          'dataset.coco.cats has its name; fn= can put it into each'}
-
-@lru_cache(1)
-def _load_dataset(file):
-    "The dataset in `file`; a process keeps the last one that it has loaded; raises `FileNotFoundError`"
-    if not os.path.exists(file):
-        raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
-                                'this machine does not see: set TMPDIR there to a shared folder')
-    with open(file, 'rb') as f: return cloudpickle.load(f)

@@ -6,15 +6,14 @@ Docs: page `store/shard_index`"""
 
 # %% auto #0
 __all__ = ['INDEX_MAGIC', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'TABLE_FILE', 'LABELS_KIND', 'pack_index',
-           'ShardIndex', 'member', 'SummingFile', 'IndexColumns', 'ShardFile', 'Unzip', 'compression_of',
+           'ShardIndex', 'member', 'SummingFile', 'IndexColumns', 'ShardFile', 'Unzip', 'Unzstd', 'compression_of',
            'decompressor', 'overlay_folder', 'is_overlay_folder', 'index_name', 'ShardTable', 'joined_tables',
            'pack_labels', 'ShardManifest']
 
 # %% ../../nbs/store/14_shard_index.ipynb #cd60bb66
-import base64, bz2, codecs, dataclasses, json, lzma, re, tarfile, zlib
+import base64, codecs, dataclasses, json, re, tarfile, zlib
 from array import array
 from copy import copy
-from functools import partial
 
 import numpy as np
 
@@ -342,74 +341,58 @@ class Unzip:
             yield piece
             compressed = self.decoder.unused_data if self.decoder.eof else self.decoder.unconsumed_tail
 
-class _Decompress:
-    """Decompresses xz, bzip2 or zstd piece by piece, as `Unzip` does for gzip
+class Unzstd:
+    """Decompresses a zstd file part by part, as `Unzip` does for gzip, in pieces of up to 32 MiB
 
-    For damaged data, it ends early, and `bad` is the error, which is `None` otherwise, also if the file is cut off."""
-    def __init__(self,
-        new, # Called without arguments, makes a decompressor
-        errors:tuple, # Exceptions that it raises for damaged data
-    ): self.new,self.errors,self.decompressor,self.bad = new,errors,new(),None
-
-    def __call__(self,
-        data:bytes, # The next piece of the compressed file
-        most:int=1<<20, # Largest piece that is yielded, bytes; not used for zstd, whose pieces have up to 32 MiB
-    ): # Yields pieces of the content
-        "Decompress `data`"
-        try:
-            while not self.bad and (data or not self.decompressor.needs_input):
-                if self.decompressor.eof:   # a file may contain several compressed files, one after the other
-                    data = data.lstrip(b'\0')   # zeros at the end are padding
-                    if not data: return
-                    self.decompressor = self.new()
-                yield self.decompressor.decompress(data, most)
-                data = self.decompressor.unused_data
-        except self.errors as e: self.bad = e
-
-class _UnpackZstd:
-    "Decompresses one frame of zstd, with the interface of `lzma.LZMADecompressor`"
+    Raises `ImportError` without `zstandard`."""
     step = 1024   # compressed bytes decoded at a time: they become 32 MiB at most
-    needs_input = True
     def __init__(self):
         try: import zstandard
         except ImportError:
             raise ImportError('tars that are compressed with zstd need the package zstandard: '
                               'pip install fastai_remote[zstd]') from None
-        self.decoder = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj()
-        self.unused_data,self.error = b'',zstandard.ZstdError
-    eof = property(lambda self: self.decoder.eof)
+        self.new = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj
+        self.decoder,self.error,self.bad = self.new(),zstandard.ZstdError,None
 
-    def decompress(self, data, most):
-        """The content of the next `step` bytes of `data`; the rest is in `unused_data`. Raises `ValueError` if damaged
+    def __call__(self,
+        data:bytes # The next part of the file
+    ): # Yields pieces of the content
+        "Decompress `data`"
+        try:
+            while data and not self.bad:
+                if self.decoder.eof:   # a file may contain several frames, one after the other
+                    data = data.lstrip(b'\0')   # zeros at the end are padding
+                    if not data: return
+                    self.decoder = self.new()
+                yield self.decoder.decompress(data[:self.step])
+                data = self.decoder.unused_data+data[self.step:]
+        except self.error as e: self.bad = ValueError(str(e))
 
-        `most`, the limit that `zlib` and `lzma` take, is not used: `step` is so small that the content is, too."""
-        try: content = self.decoder.decompress(data[:self.step])
-        except self.error as e: raise ValueError(str(e)) from None
-        self.unused_data = self.decoder.unused_data+data[self.step:]
-        return content
-
-COMPRESSIONS = '','gzip','xz','zstd','bzip2' # How a shard can be compressed; the table of shards has the positions
+COMPRESSIONS = '','gzip','zstd' # How a shard can be compressed; the table of shards has the positions
 
 def compression_of(
-    start:bytes # The first 16 bytes of a file, or all if there are fewer
+    start:bytes, # The first 16 bytes of a file, or all if there are fewer
+    name # Of the file, for messages
 )->str: # One of `COMPRESSIONS`; '' if the file is not compressed
-    "Recognise how a file is compressed by its first bytes, whatever its name is"
+    """Recognise how a file is compressed by its first bytes, whatever its name is
+
+    Raises `ValueError` for xz and bzip2, which are slow to read."""
     if start.startswith(b'\x1f\x8b\x08'): return 'gzip'
-    if start.startswith((b'\xfd7zXZ', b'\x5d\0\0\x80')): return 'xz'
     if start.startswith(b'\x28\xb5\x2f\xfd') or start[1:4]==b'\x2a\x4d\x18' and start[0]>>4==5: return 'zstd'
-    return 'bzip2' if start[:3]==b'BZh' and start[4:10]==b'1AY&SY' else ''
+    is_xz = start.startswith((b'\xfd7zXZ', b'\x5d\0\0\x80'))
+    if is_xz or start[:3]==b'BZh' and start[4:10]==b'1AY&SY':
+        kind = 'xz' if is_xz else 'bzip2'
+        raise ValueError(f'{name}: compressed with {kind}, which is slow to read: compress the tar with zstd or gzip, '
+                         'or not at all')
+    return ''
 
 def decompressor(
     compression:str # One of `COMPRESSIONS`
 ): # Called with each piece of a file, it yields pieces of the content, and then has an attribute `bad`; `None` for ''
-    """A new `Unzip`, or an object for another compression that works alike: decompresses one file piece by piece
+    """A new `Unzip` or `Unzstd`, which decompresses one file piece by piece
 
     Raises `ImportError` for zstd without `zstandard`."""
-    if compression=='gzip': return Unzip()
-    if compression=='xz':   # 256 MiB; `xz -9` needs 65 MiB
-        return _Decompress(partial(lzma.LZMADecompressor, memlimit=1<<28), (lzma.LZMAError,))
-    if compression=='zstd': return _Decompress(_UnpackZstd, (ValueError,))
-    return _Decompress(bz2.BZ2Decompressor, (OSError,)) if compression=='bzip2' else None
+    return {'gzip':Unzip, 'zstd':Unzstd}.get(compression, lambda: None)()
 
 # %% ../../nbs/store/14_shard_index.ipynb #02e03398
 # Of a `ShardTable`

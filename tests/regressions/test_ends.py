@@ -233,7 +233,8 @@ from fastai_remote import hf_samples, to_shards
 from fastai_remote.store.storage import Storage
 '''+LEFT[what]
     Process(tmp_path, code, tmp_path/'d', TMPDIR=str(temporary)).end()
-    assert list(temporary.glob(f'fr-{what}-*'))
+    kind = 'upload' if what=='upload' else 'dataset'
+    assert list(temporary.glob(f'fr-{kind}-*'))
     to_shards([{'n':1}], tmp_path/'other', num_workers=0, progress=False)
     assert not list(temporary.glob('fr-*'))
 

@@ -132,17 +132,16 @@ def test_indexing_again_says_what_has_changed(place):
     place.index(overwrite=True)
     assert texts(place.open())==OLD[:4]+NEW[:4]
 
-@pytest.mark.parametrize('end,mode', [('tar.gz','w:gz'), ('tar.xz','w:xz')])
-def test_compressed_tars_are_not_read_from_old_copies(tmp_path, end, mode):
+def test_compressed_tars_are_not_read_from_old_copies(tmp_path):
     "Also if both have the same size, as files of random content"
-    file = tar(tmp_path/f'd/a.{end}', samples('old'), mode)
+    file = tar(tmp_path/'d/a.tar.gz', samples('old'), 'w:gz')
     index_shards(tmp_path/'d', **ONE)
     def open_store(): return ShardStore(tmp_path/'d', cache=str(tmp_path/'cache'))
     assert texts(open_store())==OLD[:4]
     size = file.stat().st_size
-    tar(file, samples('new'), mode)
+    tar(file, samples('new'), 'w:gz')
     with pytest.raises(CorruptSample, match='has changed'): texts(open_store())
-    tar(file, samples('old'), mode)
+    tar(file, samples('old'), 'w:gz')
     os.truncate(file, size)
     index_shards(tmp_path/'d', overwrite=True, **ONE)
     assert texts(open_store())==OLD[:4]

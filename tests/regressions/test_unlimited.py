@@ -1,5 +1,5 @@
 "What others have made takes no more memory and time than it should, whatever it says; wrong types are errors of ours"
-import base64, bz2, copy, gzip, io, json, lzma, os, random, shutil, stat, subprocess, sys, tarfile, zlib
+import base64, copy, gzip, io, json, os, random, shutil, stat, subprocess, sys, tarfile, zlib
 from pathlib import Path
 
 import numpy as np
@@ -228,7 +228,7 @@ def test_gigabytes_of_zeros_are_no_work(tmp_path):
 def test_a_few_zeros_are_no_damage(tmp_path):
     "Those of a tape's blocks, and of a file that was allocated before; in every compression"
     archive = member('0.txt', b'zero')+bytes(10<<20)+member('1.txt', b'one')+bytes(20<<20)
-    for name,pack in ('a.tar',bytes),('b.tar.gz',gzip.compress),('c.tar.xz',lzma.compress),('d.tar.bz2',bz2.compress):
+    for name,pack in ('a.tar',bytes),('b.tar.gz',gzip.compress):
         (tmp_path/name).write_bytes(pack(archive))
         store,report = in_memory(tar_samples(tmp_path/name))
         assert store.get_many([0,1], 'txt', decode=True)['txt']==['zero','one'] and not report.failed
