@@ -349,6 +349,10 @@ def test_a_writer_of_partitions_works_from_its_with_block_to_its_commit(server):
     check_refused(write, '')
     RedisStore.abandon(server.url, 'ends')
 
+def test_partitions_have_no_negative_numbers_of_rows(server):
+    with pytest.raises(ValueError, match=r'd: numbers of rows of partitions, not \[3, -1\]'):
+        RedisStore.writer(server.url, 'd', {'id':0}, [3,-1])
+
 def test_chunks_of_partitions_that_the_server_has_lost(server):
     "And those that nobody has written: they can be written then"
     rows = [{'id':i} for i in range(6)]

@@ -55,6 +55,7 @@ class PartitionWriter:
         options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
         self.limit,vocab = options.limit,as_vocab(vocab)
         self.counts = [operator.index(count) for count in counts]
+        if min(self.counts, default=0)<0: raise ValueError(f'{name}: numbers of rows of partitions, not {counts}')
         fields = plan_fields(convert(unchanged, fn, sample), vocab)
         check_vocab(vocab, fields)
         # each partition begins with a chunk
