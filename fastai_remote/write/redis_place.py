@@ -205,21 +205,22 @@ def _ranges(self:RedisPlace, entry, stored):
 def publish(self:RedisPlace,
     manifest:Manifest, # Of the new version, with a new `uid`
     run:str, # The server that must still run, as in `RedisLock.transaction_if`
-    tables:dict, # `{key: bytes}` to store with it; those of runs are the only ones that are not registered yet
-    before=(), # Ranges of keys that only the version before uses
+    tables:dict, # `{key: bytes}` to store with it
+    before:list=None, # Ranges of keys that only the version before uses; `None`: nothing of it stays
     dropped=() # Ranges of keys that nobody uses any more
 )->Manifest:
     """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
     Raises `StoreBusy`, and `ServerRestarted` if the server has lost the new version."""
-    before_this = self.committed(accept_damage=True)
-    manifest.generation = 1+(before_this.generation if before_this else 0)
-    runs = [[key.removesuffix('0'), 0, 1, 1] for key in tables if manifest.runs and key==manifest.runs['key']]
-    entries = {manifest.uid:runs, _before(manifest):before, f'{manifest.uid}-dropped':dropped}
+    last = self.committed(accept_damage=True)
+    manifest.generation = 1+(last.generation if last else 0)
+    if before is not None: before = [*before, *_run_tables(last)]
+    entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
     entries = {entry:list(ranges) for entry,ranges in entries.items() if ranges}
     def queue(p):
         for key,content in tables.items(): p.set(key, content)
         p.set(self.keys.manifest, manifest.stamp().to_json())
+        if before: p.hdel(self.keys.register, last.uid)   # the keys that it names are among those of `before`
         if entries: _register(p, self.keys, entries)
         p.delete(self.keys.plan)
     self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
@@ -229,6 +230,10 @@ def publish(self:RedisPlace,
                               'repeat the same call')
     self.clean_up()
     return manifest
+
+def _run_tables(manifest):
+    "Returns the range of keys, as `value_keys`, of the tables of runs of a version, in a list; empty if it has none"
+    return [[manifest.runs['key'].removesuffix('0'), 0, 1, 1]] if manifest.runs else []
 
 @patch
 def _wait_for_replicas(self:RedisPlace, seconds=10):
@@ -276,7 +281,7 @@ def _remove_manifest(self:RedisPlace):
     manifest,is_here = self.committed(True, may_be_moved=True),key==self.keys.manifest
     moved = [] if is_here or not manifest else [
         span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n_places)]
-    if manifest and not is_here and manifest.runs: moved.append([manifest.runs['key'].removesuffix('0'), 0, 1, 1])
+    if moved: moved += _run_tables(manifest)
     def queue(p):
         p.delete(self.keys.manifest)
         if moved: _register(p, self.keys, {f'{manifest.uid}-moved':moved})
