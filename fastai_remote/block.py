@@ -61,7 +61,7 @@ def RedisBlock(
         raise TypeError(f'RedisBlock takes a store and a field, or a field: not {store!r:.100}')
     if text is not None and field is None:
         raise TypeError("RedisBlock(text=…) needs the field with the texts: RedisBlock('txt', text=…)")
-    if store is not None and field is None: field = store.default_field
+    if store is not None and field is None: field = store.field_table.default
     return _block_of(FieldChoice(field, store, img_cls, draw, text))
 
 def _block_of(choice): return kind_of(choice).block(choice, RemoteDL)

@@ -46,6 +46,11 @@ class RunTable:
 
     def __len__(self): return len(self.starts)
 
+    @property
+    def is_whole(self)->bool:
+        "Are all samples in one part, under the same numbers?"
+        return len(self.starts)==1 and not self.firsts[0]
+
     def locate(self,
         numbers:np.ndarray # Sample numbers, int64, shape (n,)
     )->tuple: # Two arrays of shape (n,)

@@ -74,12 +74,12 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     want = {'manifest.json', *(['labels.json'] if manifest.vocab else []),
             *([] if manifest.splits else ['README.md']), '.fastai_remote',
             *([f'.fastai_remote/{manifest.failures}'] if manifest.failed else []),
-            *(f for u in range(len(table)) for f in (table.name(u), store.index_file(u)))}
+            *(f for u in range(len(table)) for f in (table.name(u), store.part(0).indices.file(u)))}
     assert set(names(folder))==want and int(table.starts[-1])==manifest.n==len(store)
     assert {x for ab in store.splits.values() for x in ab}<={*table.starts.tolist()}   # no shard holds two splits
     for u in range(len(table)):
         content,n = (folder/table.name(u)).read_bytes(),int(table.n[u])
-        index_path = folder/store.index_file(u)
+        index_path = folder/store.part(0).indices.file(u)
         assert len(content)==table.size[u]<=maxsize or n==1
         assert 1<=n<=maxcount and zlib.crc32(content)==table.crc[u] and index_path.stat().st_size==table.idx[u]
         shard,found = ShardIndex(index_path.read_bytes(), index_path),members(folder/table.name(u))

@@ -7,6 +7,7 @@ from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, get_codec, register_codec
 from fastai_remote.load.targets import MaskCodes, StoreCategorize, StoreMultiCategorize
+from fastai_remote.store.base import image_stats
 
 CODES = ['sky', 'sea', 'land']
 
@@ -284,7 +285,7 @@ def test_what_cannot_be_normalised_is_refused(with_stats):
 
 def test_statistics_are_those_of_what_the_model_sees(with_stats):
     "Of one channel for a grayscale image, however the type was chosen; and masks are not normalised"
-    grey = with_stats.image_stats('jpg')['grey'][0]
+    grey = image_stats(with_stats, 'jpg')['grey'][0]
     for kw in dict(img_cls=PILImageBW),dict(x={'jpg':PILImageBW}),dict(x={'jpg':PILImageBW, 'plain.png':PILMask}):
         norm, = norms(from_store(with_stats, item_tfms=Resize(32), normalize=True, **kw))
         assert torch.allclose(norm.mean.flatten(), tensor(grey))

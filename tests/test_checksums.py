@@ -151,8 +151,8 @@ def test_a_dataset_with_a_damaged_manifest_is_replaced_or_deleted_if_asked_for(
 def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, server):
     for field,width in WIDTHS.items():
         flip(client, f'd:{field}#0', bit:=4*8*width+5)   # sample 3 is at place 4, as that at place 2 has failed
-        message = f"d: sample 3, field '{field}': the value .* does not match its checksum.*" \
-                  f"key d:{field}#0 at byte {4*width}.*ingest it again"
+        message = f"d: sample 3, field '{field}' in key d:{field}#0 at byte {4*width}: the value .* does not match its " \
+                  'checksum.*ingest it again'
         for read in (lambda: tiny.get_many([0,3,4], field, check=True), lambda: tiny[3]):
             with pytest.raises(CorruptSample, match=message): read()
         report = tiny.verify(num_workers=1)
@@ -183,7 +183,7 @@ def test_an_epoch_with_a_flipped_label_fails(client, server):
     def loader(**kwargs): return DataLoaders.from_store(store, bs=4, num_workers=0, **kwargs).train.new(drop_last=False)
     dataset = RemoteDataset(store).decode('pil').to_tuple('png', 'cls')
     for dl in (loader(), loader(balance='cls'), DataLoader(dataset, 4, collate_fn=list)):
-        with fails(CorruptSample, "pics: sample 11, field 'cls': the value .* does not match its checksum"): list(dl)
+        with fails(CorruptSample, "pics: sample 11, field 'cls' in key pics:cls#0 at byte 55: the value .* does not match its checksum"): list(dl)
 
 # --- what lies beside the samples
 
@@ -209,7 +209,7 @@ def test_a_damaged_or_lost_table_of_gaps_is_found(client, tiny, server):
     assert ids==IDS and len(stored)==16
     for bit in range(8*len(stored)):
         client.set('d:~gaps#0', flipped(stored, bit))
-        with pytest.raises(CorruptSample, match='the key d:~gaps#0, which says where the samples are, is 16 bytes that'):
+        with pytest.raises(CorruptSample, match='the key d:~gaps#0, which says where the samples are: damaged: its 16 bytes'):
             RedisStore(server.url, 'd')[0]
     for wrong in stored[:-1],stored+b'x',b'':
         client.set('d:~gaps#0', wrong)

@@ -58,7 +58,7 @@ def test_a_manifest_of_a_later_version_or_of_something_else_is_not_read(server):
 def test_missing_values_are_named_with_the_likely_cause(fresh, pics):
     c = client(fresh)
     c.delete('pics:jpg:7', 'pics:cls#0')
-    with pytest.raises(MissingSample, match=r"pics: 2 of 2 values missing, first of sample 4 \(field 'cls'\)"):
+    with pytest.raises(MissingSample, match=r"pics: 2 of 2 samples missing, first 4 \(field 'cls'\) in key pics:cls#0 at"):
         pics.get_many([4,5], 'cls')
     c.config_set('maxmemory-policy', 'allkeys-lru')
     with pytest.raises(MissingSample, match='sample 7 is missing .*maxmemory-policy allkeys-lru.*set noeviction'):
@@ -74,9 +74,9 @@ def test_a_reader_of_a_dataset_that_is_deleted_or_written_anew_is_told(fresh, pi
 WILD_CODE = struct.pack('>BI', 238, zlib.crc32(struct.pack('>BQ', 238, 5)))   # its checksum is right
 DAMAGE = { # What happens to a client's data, the error, and options of the loaders
     'deleted':(lambda c: c.delete('pics:jpg:7'), MissingSample,
-               r"pics: 1 of 8 samples missing, first 7 \(field 'jpg'\): deleted", {}),
+               r"pics: 1 of 8 samples missing, first 7 \(field 'jpg'\) in key pics:jpg:7: deleted", {}),
     'a bit flipped':(lambda c: c.setbit('pics:jpg:11', 1600, 1-c.getbit('pics:jpg:11', 1600)), CorruptSample,
-                     "pics: sample 11, field 'jpg': the .* bytes do not match their checksum", {}),
+                     "pics: sample 11, field 'jpg' in key pics:jpg:11: the .* bytes do not match their checksum", {}),
     'a code without a label':(lambda c: c.setrange('pics:cls#0', 5*5, WILD_CODE), CorruptSample,
                               "pics: sample 5, field 'cls': code 238, but there are 3 labels", {}),
     'half':(lambda c: c.set('pics:jpg:12', c.get('pics:jpg:12')[:500]), CorruptSample, "pics: sample 12, field 'jpg'",

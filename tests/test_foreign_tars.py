@@ -224,7 +224,7 @@ def mixed(tmp_path_factory):
 def test_every_field_that_occurs_is_recorded(mixed):
     "Also after the 100th sample of the first shard; labels that are integers are integers"
     store,report = mixed
-    assert store.field_counts=={'jpg':200, 'png':100, 'late.txt':60, 'late.f4':60, 'cls':75, 'rare.json':1}
+    assert store.field_table.counts=={'jpg':200, 'png':100, 'late.txt':60, 'late.f4':60, 'cls':75, 'rare.json':1}
     assert store.vocab==[1,3] and store.class_counts()=={1:38, 3:37} and 'in 60 samples' in store._repr_html_()
     assert {"299 of 300 samples have no 'rare.json'", "100 of 300 samples have no 'jpg'"}<=report.notes.keys()
     assert [store.get_many([i], 'late.f4')['late.f4'].tolist() for i in (120,149,270)]==[[120.],[149.],[120.]]
@@ -408,7 +408,7 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     assert see(d)==see(tmp_path/'anew', d) and is_whole(store)
     for attribute in 'fields','vocab','counts','nbytes':
         assert getattr(store.manifest, attribute)==getattr(whole.manifest, attribute)
-    with pytest.raises(StoreNotFound, match='replaced'): first.check_not_replaced()
+    with pytest.raises(StoreNotFound, match='replaced'): first.check_version()
     with pytest.raises(StoreExists, match='none is new.*overwrite=True'): index(d)
     (d/'a.tar').write_bytes(kept['a.tar']+bytes(1024))
     tar(d/'f.tar', members(60, 62))

@@ -7,6 +7,7 @@ from PIL import Image
 
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
 from fastai_remote.core import seal
+from fastai_remote.store.base import image_stats
 from fastai_remote.runs import GapTable
 from fastai_remote.store.cache import FileCache
 from fault_storage import flipped
@@ -34,7 +35,7 @@ def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     store = widened(written(tmp_path/'d'))
     assert store.get_many([5,3], 'small.png')['small.png']==[png(5, 4),png(3, 4)]
     assert store.get_many(range(N), 'more.u1')['more.u1'].tolist()==list(range(N))
-    assert store.class_counts('kind.cls')=={'x':12, 'y':12} and store.image_stats('png')
+    assert store.class_counts('kind.cls')=={'x':12, 'y':12} and image_stats(store, 'png')
     assert pickle.loads(pickle.dumps(store))[9]['small.png'].size==(4,4)
     more = {'png':png(30), 'cls':'a', 'txt':'text 30', **small({'png':Image.open(io.BytesIO(png(30)))})}
     store = store.append([more], **ONE).edit(drop=[0,1], set={'small.png':{6:png(99, 4)}})
@@ -72,7 +73,7 @@ def test_damage_is_found_and_named(tmp_path):
         assert opened().verify(num_workers=1).bad, file.name
         file.unlink()
         if file.suffix in ('.tar','.fastai_remote'):
-            with pytest.raises((MissingSample,CorruptSample), match='^d: .*in an overlay'):
+            with pytest.raises((MissingSample,CorruptSample), match='^d: .*overlay-2-0'):
                 for i in range(N): opened().get_many([i], 'emb.npy', check=True)
         assert opened().get_many([3], 'png', check=True)['png']==[png(3)]
         file.write_bytes(content)
@@ -80,10 +81,10 @@ def test_damage_is_found_and_named(tmp_path):
     shard = overlay/'shard-000000.tar'
     content = shard.read_bytes()
     shard.write_bytes(flipped(content, content.index(png(3, 4))+40))
-    message = "^d: sample 3, in an overlay: d/.overlay-2-0: sample 3, field 'small.png' in shard-000000.tar"
+    message = "^d: sample 3, field 'small.png' in .fastai_remote/.overlay-2-0/shard-000000.tar at byte"
     with pytest.raises(CorruptSample, match=message): opened().get_many([3], 'small.png', check=True)
     shutil.rmtree(overlay)
-    with pytest.raises(MissingSample, match='d: an overlay is not there, with values that were added or changed'):
+    with pytest.raises(MissingSample, match='overlay-2-0/manifest.json, of values that were added or changed, is not there'):
         opened()[3]
     assert store.get_many([3], 'png')['png']==[png(3)]
     # fields of a lost overlay can be dropped

@@ -1,5 +1,5 @@
 "Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
-import random, sys, tracemalloc
+import pickle, random, sys, tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from fastai_remote import (
 from fastai_remote.runs import GapTable, RunTable, TooManyRuns
 from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.revision import joined_vocab
+from fastai_remote.store.base import image_stats
 from inputs import encoded
 from shard_helpers import ONE, files, index, interrupted_after, names
 
@@ -146,11 +147,16 @@ class Model:
         return self.store.add_fields({field:[row[field] for row in self.rows] for field in fields}, **ONE)
 
     def step(self):
-        before = self.store
-        unread = before.reopened()   # one that has shards open reads on
-        self.store = self.rng.choice([self.append,self.edit,self.change_fields])()
+        before,texts = self.store,[row['txt'] for row in self.rows]
+        readers = before.reopened(),before.reopened()
+        readers[0].get_many(range(len(texts)), 'txt')   # knows where the samples are
+        change = self.rng.choice([self.append,self.edit,self.change_fields])
+        self.store = change()
         if self.store is before: return
-        with pytest.raises(StoreNotFound, match='replaced since it was opened'): unread.get_many([0], 'txt')
+        for reader in readers:   # each goes on with its version, or is told that there is another one
+            try: assert reader.get_many(range(len(texts)), 'txt', decode=True)['txt']==texts
+            except StoreNotFound as error:
+                assert 'replaced since it was opened' in str(error) and (reader is readers[1] or change!=self.append)
 
     def check(self):
         store,labels = self.store,[row['cls'] for row in self.rows]
@@ -464,13 +470,13 @@ def test_statistics_of_images_are_those_of_all(place):
         return {'png':Image.fromarray(pixels if i<20 else pixels[...,0])}
     rows = [row(i) for i in range(30)]
     store,whole = place.write(rows[:12], 'grown').append(rows[12:], chunk=8, **ONE),place.write(rows, 'whole')
-    want,found = whole.image_stats(),store.image_stats()
+    want,found = image_stats(whole),image_stats(store)
     assert {k:want[k] for k in ('n','width','height')}=={k:found[k] for k in ('n','width','height')}
     for k in ('mean','std','grey'): assert np.abs(np.subtract(want[k], found[k])).max()<1e-4
     assert np.abs(np.asarray(store.mean_image(), int)-np.asarray(whole.mean_image(), int)).max()<=1
     def two(*names): return {name:Image.new('L', (4,4), 50 if name=='a.png' else 100) for name in names}
     store = place.write([two('a.png', 'b.png')]*4).append([two('b.png', 'a.png')]*4, **ONE)
-    assert store.manifest.stats.keys()=={'a.png'} and store.stats[0]==[.19608] and store.image_stats()['n']==8
+    assert store.manifest.stats.keys()=={'a.png'} and store.stats[0]==[.19608] and image_stats(store)['n']==8
 
 def test_there_are_no_statistics_of_images_that_an_edit_changed(place):
     "They would be those of the images before; an edit of labels, and an appended part, leave what is true"
@@ -488,7 +494,7 @@ def test_there_are_no_statistics_of_images_that_an_edit_changed(place):
     store = store.append([row(200)]*3, **ONE)
     assert not store.manifest.stats   # not those of the last three only
     store.copy(*place.address('copy'), **ONE)
-    assert place.open('copy').image_stats()['n']==len(store)==14
+    assert image_stats(place.open('copy'))['n']==len(store)==14
 
 @pytest.mark.parametrize('num_workers', [0,1])
 def test_loaders_of_an_edited_dataset(place, num_workers):
@@ -594,6 +600,39 @@ def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(r
     edited.edit(drop=[1])
     with pytest.raises(StoreNotFound, match='d: replaced since it was opened'): before.get_many([0], 'txt')
 
+def test_an_open_reader_goes_on_with_its_own_version(place):
+    "Where it needs what is not stored any more, it says that there is another version, and not that it is damaged"
+    place.write()
+    used,fresh = place.open(),place.open()
+    want = rows(used)
+    store = place.open().append(samples(30, 35), **ONE)
+    assert rows(used)==rows(fresh)==rows(place.open())[:30]==want
+    before = store.add_fields(lambda o: {'more.txt':'more'}, **ONE)
+    rows_before = rows(before)
+    store = before.edit(drop=[0], set={'txt':{3:'new'}})
+    assert rows(before)==rows_before   # what only the version before uses stays
+    others = [i for i in range(30) if i not in (0,3)]
+    for reader in used,fresh:
+        assert [reader[i]['id.i4'] for i in others]==others and reader.fields==list(want[0])
+        for i in 0,3:
+            try: assert plain_rows([reader[i]])==[want[i]]
+            except StoreNotFound as error: assert 'replaced since it was opened' in str(error)
+    store.drop_fields('x.npy')
+    assert used.get_many(others, 'txt')['txt']==[f'sample {i}'.encode() for i in others]
+    place.delete()
+    unread = pickle.loads(pickle.dumps(used))
+    for read in (lambda: unread[9], lambda: place.open()):
+        with pytest.raises(StoreNotFound): read()
+
+def test_a_dataset_with_the_same_keys_is_not_taken_for_a_later_version(redis_place, server):
+    "As after FLUSHALL; readers of many versions ago are told, too"
+    reader = redis_place.write()
+    client(server).flushall()
+    store = redis_place.write(samples(100, 130))
+    for _ in range(2):
+        with pytest.raises(StoreNotFound, match='replaced since it was opened'): reader.get_many([3], 'txt')
+        store = store.edit(drop=[0])
+
 def test_kinds_of_stores_that_cannot_be_changed(redis_place, server, tmp_path):
     store = redis_place.write()
     store.copy(tmp_path/'s', **ONE)
@@ -639,13 +678,13 @@ def test_values_that_samples_lacked(tmp_path):
     def sample(i): return {'txt':'t', **({'v.f4':b'1', 'cls':i%4//2, 'a.txt':'a'*100} if i%2 else {})}
     webdataset_tars(tmp_path, [sample(i) for i in range(4)], [sample(i) for i in range(4, 8)])
     store = index(tmp_path)[0].edit(drop=[7], set={'v.f4':{0:2., 1:3., 2:2.}, 'a.txt':{4:'b', 5:'b'}})
-    assert store.field_counts=={**store.field_counts, 'v.f4':5, 'a.txt':4, 'cls':3} and store.may_lack('v.f4')
+    assert store.field_table.counts=={**store.field_table.counts, 'v.f4':5, 'a.txt':4, 'cls':3} and store.may_lack('v.f4')
     store = store.edit(set={'v.f4':{4:2., 6:2.}})
     assert store.get_many(range(7), 'v.f4')['v.f4'].tolist()==[2,3,2,1,2,1,2]
-    assert store.field_counts['v.f4']==7 and not store.may_lack('v.f4')
+    assert store.field_table.counts['v.f4']==7 and not store.may_lack('v.f4')
     store = store.edit(drop=[4], set={'cls':{0:0, 1:1, 2:1}})
     assert store.get_many(range(6), 'cls?')['cls?']==[0,1,1,1,0,None] and verified(store)
-    assert store.field_counts['cls']==5 and store.class_counts()=={0:2, 1:3}
+    assert store.field_table.counts['cls']==5 and store.class_counts()=={0:2, 1:3}
     before = store.manifest.nbytes   # a value of 100 bytes is replaced by one of 10, and 10 bytes are new
     assert store.edit(set={'a.txt':{0:'c'*10, 1:'c'*10}}).manifest.nbytes==before-100+20
 

@@ -38,7 +38,7 @@ def photos(tmp_path_factory):
 
 def test_an_epoch_of_samples_that_have_a_field(photos):
     "Alternatives are one input, and splits are those of the samples that are left"
-    assert photos.default_field=='png;jpg' and photos.field_counts=={'png':20, 'cls':40, 'txt':15, 'jpg':40}
+    assert photos.field_table.default=='png;jpg' and photos.field_table.counts=={'png':20, 'cls':40, 'txt':15, 'jpg':40}
     with pytest.raises(MissingSample, match="first .*having='cls' restricts"):
         list(DataLoaders.from_store(photos, bs=60, num_workers=0, splitter=RandomStoreSplitter(.01)).train)
     dls = DataLoaders.from_store(photos, having='cls', bs=8, num_workers=0)

@@ -614,9 +614,9 @@ def test_a_wanted_shard_stays_open_however_many_others_are_read(tmp_path):
     store = ShardStore(tmp_path/'d', cache=str(tmp_path/'cache'))
     for shards in (list(range(70)), [0,1]):
         store.prefetch(shards, wait=True)
-        wait_for(lambda: store.whole_shards.thread is None)
+        wait_for(lambda: store.part(0).whole_shards.thread is None)
     for i in (*range(2, 70), 0, 1): assert store.get_many([i], 'txt')['txt']==[str(i).encode()]
-    assert len(store.whole_shards.files)==64
+    assert len(store.part(0).whole_shards.files)==64
 
 @pytest.mark.timeout(60)
 def test_nobody_waits_for_shards_if_no_thread_can_be_started(tmp_path, monkeypatch):
@@ -628,13 +628,13 @@ def test_nobody_waits_for_shards_if_no_thread_can_be_started(tmp_path, monkeypat
         with pytest.raises(RuntimeError, match="can't start"): store.prefetch([0], wait=True)
     assert store.get_many([0], 'txt')['txt']==[b'a']
     store.prefetch([0], wait=True)
-    wait_for(lambda: 0 in store.whole_shards.files)
+    wait_for(lambda: 0 in store.part(0).whole_shards.files)
 
 def test_the_size_of_the_usual_cache_does_not_ask_for_one_of_a_local_folder(numbers, tmp_path):
     "The shards would be copied into the home of the user"
     url,cache = numbers.storage.url,FileCache(str(tmp_path))
     store = ShardStore(url, cache_size=10**6)
-    assert store.cache is None and store.in_place(0) and ShardStore(url, cache=cache).cache is cache
+    assert store.cache is None and store.part(0).in_place(0) and ShardStore(url, cache=cache).cache is cache
     with pytest.raises(TypeError, match='cache_size: a FileCache has its own'):
         ShardStore(url, cache=cache, cache_size=10**6)
 
@@ -645,8 +645,8 @@ def test_of_a_local_folder_only_compressed_shards_are_copied(tmp_path, monkeypat
     index(tmp_path/'d')
     store = ShardStore(tmp_path/'d', cache=True)
     store.prefetch([0,1], wait=True)
-    wait_for(lambda: store.whole_shards.thread is None)
-    assert store.in_place(0) and sorted(store.whole_shards.files)==[1]
+    wait_for(lambda: store.part(0).whole_shards.thread is None)
+    assert store.part(0).in_place(0) and sorted(store.part(0).whole_shards.files)==[1]
     assert store.get_many([0,1], 'txt', check=True)['txt']==[b'',b'']
 
 def test_a_cache_that_is_asked_for_is_used_for_a_local_folder_too(numbers, tmp_path):

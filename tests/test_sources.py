@@ -17,6 +17,7 @@ from fastai_remote import (CorruptSample, MissingSample, RedisStore, ShardStore,
 from fastai_remote.codec.base import Encoded
 from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.source.tars import expand_braces
+from fastai_remote.store.base import image_stats
 
 OPTIONS = dict(num_workers=1, progress=False)
 
@@ -350,7 +351,7 @@ def test_patterns_that_cannot_be_those_of_samples(server, given):
 def test_keys_of_others_are_named_as_they_are(server):
     client(server).mset({'{x}:07':b'seven', 'y:7':b'9'*5000})   # more digits than Python converts
     s = RedisStore.from_keys(server.url, '{{x}}:{:02}', 'y:{}', n={'all':9}, codec='bin', vocab=['a'], image=False)
-    assert s.get_many([7], 'x')['x']==[b'seven'] and s.key_location(7, 'x')==', in key {x}:07' and s.reopened() is s
+    assert s.get_many([7], 'x')['x']==[b'seven'] and s.location(7, 'x')==' in key {x}:07' and s.reopened() is s
     with pytest.raises(CorruptSample, match='sample 7: y:7 holds'): s.get_many([7], 'cls')
 
 # --- statistics
@@ -392,7 +393,7 @@ def test_statistics_are_of_what_is_there(put):
         return {'mask.png':grey(255), 'png':grey(i, (10+i%3,20)), 'cls':i%3}
     store,_ = put(list(range(1,200)), fn=fn, chunk=8, max_failed=1.)
     good = [i for i in range(1,200) if i%5]
-    stats = store.image_stats()
+    stats = image_stats(store)
     assert np.isclose(store.stats[0][0], np.mean(good)/255, atol=1e-5) and list(store.manifest.stats)==['png']
     assert (stats['n'],stats['width'],stats['height'][::2])==(len(good),[20,20.,20],[10,12])
     assert store.class_counts()=={k:sum(i%3==k for i in good) for k in range(3)}

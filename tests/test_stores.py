@@ -104,7 +104,7 @@ def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     def default(fields, **kwargs):
         store = MemoryStore({field:[b'x']*4 for field in fields}, **kwargs)
         for field in fields: store.manifest.fields[field]['n'] = 3
-        return store.default_field
+        return store.field_table.default
     assert default(['jpg','png'])=='jpg;png' and default(['a.jpg','b.jpg','a.png'])=='a.jpg;a.png'
     assert default(['jpg','png'], vocab={'png':['road','sky']})=='jpg'
     assert default(['photo','sketch'], codecs={'photo':'jpg', 'sketch':'jpg'})=='photo'

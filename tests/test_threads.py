@@ -24,14 +24,14 @@ def test_indices_and_files_of_shards(tmp_path):
     to_shards([{'txt':f'text {i}', 'n.i4':i} for i in range(60)], tmp_path/'d', maxcount=10, chunk=10, num_workers=0,
         progress=False)
     store = ShardStore(tmp_path/'d')
-    state = store._state
-    state.indices,files = guarded(state.indices, state.lock),state.whole_shards
+    indices,files = store.part(0).indices,store.part(0).whole_shards
+    indices.kept = guarded(indices.kept, indices.lock)
     files.files = guarded(files.files, files.lock)
     for numbers in np.arange(60), [3, 4], np.arange(30, 50), [59]:
         texts = store.get_many(numbers, 'txt')['txt']
         assert len(texts)==len(numbers)
     for shard in range(6): assert files.get(shard) is not None
-    with state.lock: assert len(state.indices)==6
+    with indices.lock: assert len(indices.kept)==6
 
 def test_a_file_gets_its_name_in_the_cache_while_nobody_removes_files(tmp_path, monkeypatch):
     cache,seen = FileCache(tmp_path/'cache', 1000),[]

@@ -95,7 +95,7 @@ def resize_store(
     if field is None:
         raise ValueError(f"{store.name}: no field with images among {', '.join(store.fields)}; field= names one with "
                          'arrays of pixels')
-    before = store.field_entry(field)['codec']
+    before = store.field_table.entry(field)['codec']
     if before=='strokes':
         raise ValueError(f'{store.name}: strokes have no size; store.map(Rasterise({size}), name=…) draws them')
     if codec is None: codec = before if before=='raw' or getattr(get_codec(before), 'fmt', None) else 'png'

@@ -79,12 +79,12 @@ class _HasItems:
 def _image_fetch(dataset):
     """The first `Fetch` that begins a pipeline of `dataset`, has an `img_cls`, and whose field holds no masks
 
-    `Store.holds_masks` tells whether it does. `None` if there is no such `Fetch`, or if the items of `dataset` are not
-    `RemoteItems`."""
+    `FieldTable.holds_masks` tells whether it does. `None` if there is no such `Fetch`, or if the items of `dataset` are
+    not `RemoteItems`."""
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
     firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
     fetches = [f for f in firsts if isinstance(f, Fetch)]
-    return next((f for f in fetches if f.img_cls is not None and not f.store.holds_masks(f.field)), None)
+    return next((f for f in fetches if f.img_cls is not None and not f.store.field_table.holds_masks(f.field)), None)
 
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`

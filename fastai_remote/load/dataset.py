@@ -27,7 +27,7 @@ from ..order.permutation import MIX_A, MIX_B, mix64, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
 from ..processes import end_with_parent
-from ..store.base import Store
+from ..store.base import has_keys, Store
 
 # %% ../../nbs/load/15_dataset.ipynb #fa909f67
 class _Positions(list):
@@ -41,9 +41,9 @@ def _label_numbers(store, vocab):
     Raises `ValueError` if labels of the store are not in `vocab`, `UnknownField`, and `TypeError`."""
     named = {} if vocab is None else vocab if isinstance(vocab, dict) else {'cls':vocab}
     vocabs,numbers = dict(store.manifest.vocab),{}
-    vocabs = {field:labels for field,labels in vocabs.items() if store.field_entry(field)['codec']=='cls'}
+    vocabs = {field:labels for field,labels in vocabs.items() if store.field_table.entry(field)['codec']=='cls'}
     for field in named:
-        if store.field_entry(field) and field not in vocabs:
+        if store.field_table.entry(field) and field not in vocabs:
             have = ', '.join(map(repr, vocabs)) or 'none'
             raise ValueError(f'{store.name}: vocab= names labels of {field!r}, which has no codes of labels; fields '
                              f'that have: {have}')
@@ -200,8 +200,9 @@ class RemoteDataset(Pipeline, Dataset):
 
     def _values(self, numbers):
         if not self.fields: return {}
-        if self.may_lack: values = self.store.read_present(self.store.check_numbers(numbers), self.fields)
-        else: values = self.store.get_many(numbers, self.fields, check=True)
+        specs = {f'{field}?' if self.may_lack else field:field for field in self.fields}
+        found = self.store.get_many(numbers, list(specs), check=True)
+        values = {field:found[spec] for spec,field in specs.items()}
         for field in self.label_numbers.keys()&values.keys():
             codes,given = values[field],self.label_numbers[field]
             check_label_codes(self.store, field, numbers, codes)
@@ -258,7 +259,7 @@ class RemoteDataset(Pipeline, Dataset):
         In a store without keys, a key is the sample number, with at least nine digits. Only shards have URLs."""
         store,result = self.store,{}
         if '__key__' in self.metadata:
-            result['__key__'] = store.keys(numbers) if store.has_keys else [f'{i:09}' for i in numbers.tolist()]
+            result['__key__'] = store.keys(numbers) if has_keys(store) else [f'{i:09}' for i in numbers.tolist()]
         if '__url__' in self.metadata and store.shards is not None:
             result['__url__'] = [store.shard_url(i) for i in numbers.tolist()]
         return result

@@ -24,7 +24,8 @@ from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
 from .lazy_image import create_image, open_image, picture_of
-from ..store.base import corrupt_value, decode_value, field_codec, parse_field, Store
+from ..store.base import corrupt_value, decode_value, field_codec, Store
+from ..store.fields import parse_field
 
 # %% ../../nbs/load/03_fetch_transform.ipynb #7f4b135a
 NO_SAMPLE_NUMBER = ('a number in a tensor is no sample number: give a list or a NumPy array of them, such as '
@@ -62,8 +63,8 @@ class Fetch(DisplayedTransform):
         if self.store is None and store is not None: self.bind(store)
         if self.store is None: raise self._lacks('store')
         self.follow = self.follow or self.store==store
-        if self.field is None: self.field = self.store.default_field
-        self.store.field_entry(self.field)   # raises `UnknownField`
+        if self.field is None: self.field = self.store.field_table.default
+        self.store.field_table.entry(self.field)   # raises `UnknownField`
         if self.codec.name=='strokes':
             self.draw = self.draw or Rasterise()
             self.input_types = (*self.input_types,list)

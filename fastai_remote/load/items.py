@@ -193,18 +193,19 @@ def _items_having(store, fields):
     """`RemoteItems` of the samples of `store` that have all `fields`, a list of names or alternatives such as `jpg;png`
 
     Raises `UnknownField`, and `ValueError` if there is no such sample."""
-    fields = [field for field in fields if ';' in field or store.may_lack(*store.field_choice(field)[0])]
+    fields = [field for field in fields if ';' in field or store.may_lack(*store.field_table.choice(field)[0])]
     if not fields: return RemoteItems(store)
     selection = reduce(operator.and_, (SampleSelection(store.presence(field)) for field in fields))
     if not len(selection):
         wanted = ' and '.join(map(repr, fields))
-        raise ValueError(f'{store.name}: no sample has {wanted}; samples that have each field: {store.field_counts}')
+        counts = store.field_table.counts
+        raise ValueError(f'{store.name}: no sample has {wanted}; samples that have each field: {counts}')
     return RemoteItems(store, len(selection), selection)
 
 # %% ../../nbs/load/02_items.ipynb #c5aef818
 def _known_names(store, field):
     "The fields that `store` has of `field`, such as `jpg;png` or `txt?`, without the `?`; raises `UnknownField`"
-    return ';'.join(store.field_choice(field)[0])
+    return ';'.join(store.field_table.choice(field)[0])
 
 def field_values(
     items:RemoteItems,
@@ -217,7 +218,7 @@ def field_values(
     the field, they are always a list. Raises `CorruptSample` for a code outside of the vocabulary."""
     store = items.store
     field = _known_names(store, field)
-    is_fixed = store.field_entry(field)['dtype'] is not None   # raises `UnknownField`
+    is_fixed = store.field_table.entry(field)['dtype'] is not None   # raises `UnknownField`
     spec = f'{field}?' if optional and (';' in field or store.may_lack(field)) else field
     at_once = 1<<16 if is_fixed else 1<<12
     for start in range(0, len(items), at_once):
@@ -238,7 +239,7 @@ def check_label_codes(
 ):
     "Raises `CorruptSample` if `values` are codes of labels, and one of them is none of a label"
     vocab = store.manifest.vocab.get(field)
-    if not vocab or store.field_entry(field)['codec']!='cls': return
+    if not vocab or store.field_table.entry(field)['codec']!='cls': return
     codes = np.array([0 if code is None else code for code in values]) if isinstance(values, list) else values
     bad = np.flatnonzero((codes<0)|(codes>=len(vocab)))
     if len(bad): store.decode(int(numbers[bad[0]]), field, codes[bad[0]])   # raises `CorruptSample`
@@ -268,7 +269,7 @@ def _matcher(store, field, values):
     The stored values are an array or list of codes or numbers, or a list of lists of labels. `values` are as in
     `RemoteItems.where`, and so are the errors."""
     field = _known_names(store, field)
-    entry,vocab = store.field_entry(field),store.manifest.vocab.get(field)
+    entry,vocab = store.field_table.entry(field),store.manifest.vocab.get(field)
     if entry['codec']=='labels':
         wanted = _wanted_labels(store, field, vocab, values)
         return lambda lists: np.array([not wanted.isdisjoint(labels) for labels in lists], bool)

@@ -50,7 +50,7 @@ class FieldChoice:
             raise TypeError(f'text takes TextOptions(…), not {self.text!r:.100}')
         if self.field is None: return
         if not isinstance(self.field, str): raise TypeError(f"a field is a name such as 'jpg', not {self.field!r:.100}")
-        if self.store is not None: self.store.field_entry(self.field)   # raises `UnknownField`
+        if self.store is not None: self.store.field_table.entry(self.field)   # raises `UnknownField`
         if self.field.endswith('?') and (self.store is None or self.field not in self.store.manifest.fields):
             raise ValueError(f'RedisBlock({self.field!r}): a block needs a value of each sample: leave out the ?, and '
                              f'restrict the items to samples that have one, by having={self.field.removesuffix("?")!r}')
@@ -76,7 +76,7 @@ class FieldChoice:
     @property
     def holds_images(self)->bool:
         "Does the field hold images other than masks, and was `PILMask` not chosen? Needs a `store` and a `field`."
-        return is_image(self.codec) and not self.store.holds_masks(self.field) and not self.is_type(PILMask)
+        return is_image(self.codec) and not self.store.field_table.holds_masks(self.field) and not self.is_type(PILMask)
 
     def is_type(self, *types)->bool:
         "Did the user choose one of `types`, or a subclass?"
@@ -128,7 +128,7 @@ def _is_mask_field(choice):
     if choice.img_cls is not None: return choice.is_type(PILMask)
     if choice.field is None: return False
     if choice.store is None: return is_mask(choice.field, choice.codec)
-    return choice.store.holds_masks(choice.field)
+    return choice.store.field_table.holds_masks(choice.field)
 
 def _image(choice, img_cls=None):
     "The `Fetch` that reads an image, as `img_cls`, else the type of `choice`, else `PILImage`; it draws strokes"
@@ -259,7 +259,7 @@ def choose_fields(
     language model, and if labels of boxes do not follow their boxes."""
     is_lm = isinstance(text, TextOptions) and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
-    x = x or store.default_field
+    x = x or store.field_table.default
     y = [] if is_lm else y or _default_targets(store, x)
     def choices(fields):   # a field may be input and target, of different types
         pairs = fields.items() if isinstance(fields, dict) else [(field, None) for field in L(fields)]
@@ -279,7 +279,7 @@ def _default_targets(store, x):
     one that is called `target` is preferred."""
     if 'cls' in store.fields: return ['cls']
     boxes = [field for field in store.fields if is_boxes(FieldChoice(field, store))]
-    labels = [field for field in store.fields if store.field_entry(field)['codec']=='labels']
+    labels = [field for field in store.fields if store.field_table.entry(field)['codec']=='labels']
     if len(boxes)==1 and len(labels)==1: return boxes+labels
     if 'labels' in store.fields: return ['labels']
     inputs = [name for field in (x if isinstance(x, dict) else L(x)) for name in field.split(';')]

@@ -626,7 +626,7 @@ def _check_balance(items, balance):
     store = items.store
     field,weights = (balance,None) if isinstance(balance, str) else balance
     if weights is None: store.class_weights(field)
-    entry,labels = store.field_entry(field),store.manifest.vocab.get(field)
+    entry,labels = store.field_table.entry(field),store.manifest.vocab.get(field)
     if entry['dtype'] is None or np.dtype(entry['dtype']).kind not in 'iu':
         raise TypeError(f"{store.name}: balance= takes a field with one label for each sample, and {field!r} holds "
                         f"{entry['codec']}")

@@ -21,7 +21,7 @@ from ..codec.stats import ImageStats
 from .items import get_remote_items
 from .kinds import FieldChoice
 from ..order.permutation import Permutation
-from ..store.base import HOW_TO_GET_STATS, Store
+from ..store.base import HOW_TO_GET_STATS, image_stats, Store
 
 # %% ../../nbs/load/25_normalize.ipynb #2b065418
 class MeanImage(DisplayedTransform):
@@ -84,7 +84,7 @@ def _stats_of(choice, get_items, n=256):
     """Statistics of a field of images, a dict as `image_stats` returns it; `None` if there are none
 
     If strokes are drawn by `choice.draw`, those of `n` random samples of `get_items(store)`. Raises `CorruptSample`."""
-    store,stats = choice.store,choice.store.image_stats(choice.field)
+    store,stats = choice.store,image_stats(choice.store, choice.field)
     if stats is None or choice.draw is None or choice.codec!='strokes': return stats
     items,drawn = get_items(store),ImageStats()
     numbers = items.numbers_at(Permutation(len(items))[np.arange(min(n, len(items)))])

@@ -83,7 +83,7 @@ def FieldSplitter(
     return _inner
 
 def _has_labels(store, field):
-    return store.field_entry(field)['codec'] in ('cls','labels') and bool(store.manifest.vocab.get(field))
+    return store.field_table.entry(field)['codec'] in ('cls','labels') and bool(store.manifest.vocab.get(field))
 
 def _is_true(values): return values.astype(bool)
 
@@ -126,9 +126,9 @@ def _stratified(items, field, n_folds, fold, seed):
     Raises `TypeError` for items of no store, and if `field` has no labels, and `MissingSample`."""
     if not isinstance(items, RemoteItems): raise TypeError('KFoldSplitter(stratify=…) needs get_items=get_remote_items')
     store = items.store
-    if store.field_entry(field)['codec']!='cls' or not store.manifest.vocab.get(field):
+    if store.field_table.entry(field)['codec']!='cls' or not store.manifest.vocab.get(field):
         raise TypeError(f'{store.name}: stratify takes a field with one label for each sample, and {field!r} holds '
-                        f"{store.field_entry(field)['codec']}")
+                        f"{store.field_table.entry(field)['codec']}")
     n_labels = len(store.manifest.vocab[field])
     counts = sum(np.bincount(codes, minlength=n_labels) for _,codes in field_values(items, field))
     starts = np.cumsum(counts)-counts

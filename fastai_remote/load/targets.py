@@ -106,7 +106,7 @@ class MaskCodes(AddMaskCodes):
         `ValueError` if no `Fetch` comes before."""
         fetch = tl.tfms.fs[_fetch_in(self, tl)]
         if self.decide:
-            if not fetch.store.holds_masks(fetch.field): return
+            if not fetch.store.field_table.holds_masks(fetch.field): return
             fetch.img_cls = PILMask
         self.loss_func = CrossEntropyLossFlat(axis=1)   # which fastai takes from `PILMask.create`
         if vocab:=fetch.store.manifest.vocab.get(fetch.field): self.codes,self.vocab,self.c = vocab,vocab,len(vocab)

@@ -258,7 +258,7 @@ class _StoredPart:
                 for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
             return
         columns = {specs[spec]:stored_values(store, specs[spec], values) for spec,values in columns.items()}
-        if store.shards is not None and store.has_keys: columns['__key__'] = store.keys(numbers)
+        if store.shards is not None: columns['__key__'] = store.keys(numbers)
         for k,i in enumerate(numbers.tolist()):   # without the fields that a sample lacks
             yield f'sample {i}',{f:values[k] for f,values in columns.items() if values[k] is not None}
 

@@ -15,10 +15,19 @@ import numpy as np
 from ..codec.numbers import narrow
 from ..core import CorruptSample, Manifest
 from .address import concealed
+from .base import raise_missing
 from .redis import RedisReader
-from .redis_link import as_link, fill_places
+from .redis_link import as_link
+from .redis_parts import DatasetPart, PartRead
 
 # %% ../../nbs/store/09_redis_keys.ipynb #f9f7a9b6
+class _PatternLayout:
+    "The names of keys that follow patterns, with the interface of `key_layout`"
+    def __init__(self, patterns, splits, start): self.patterns,self.splits,self.start = patterns,splits,start
+    def values(self, field, numbers):
+        return [self.patterns[field].format(i-first+self.start, split=split)
+                for i in numbers for split,(first,stop) in self.splits.items() if first<=i<stop]
+
 class RedisKeysReader(RedisReader):
     "A dataset under keys that another program has written: field `x`, and `cls` for labels; it has no checksums"
     def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs): # As in `from_keys`
@@ -32,12 +41,13 @@ class RedisKeysReader(RedisReader):
         if any(not isinstance(size, (int,np.integer)) or size<0 for size in sizes.values()):
             raise ValueError(f'{x}: n={n!r}: want the number of samples, or {{split: number of samples}}')
         ends = np.cumsum([0,*sizes.values()]).tolist()
-        self._splits = {split:[start,stop] for split,start,stop in zip(sizes, ends, ends[1:])}
-        self._name,self._patterns,self._start,self._mean_bytes = x,{'x':x, 'cls':y},start,{}
+        splits = {split:[first,stop] for split,first,stop in zip(sizes, ends, ends[1:])}
+        self._name,self._layout,self._mean_bytes = x,_PatternLayout({'x':x, 'cls':y}, splits, start),{}
         image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
         if y: fields['cls'] = {'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}
-        splits = {split:span for split,span in self._splits.items() if split}
+        self._stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
+        splits = {split:span for split,span in splits.items() if split}
         self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})
         settings = repr((x, y, n, codec, vocab, start))
         self._uid = self._manifest.uid = hashlib.sha256(settings.encode()).hexdigest()[:32]
@@ -45,33 +55,22 @@ class RedisKeysReader(RedisReader):
     @property
     def manifest(self): return self._manifest
 
-    def _keys(self, field, ids):
-        "The keys of `field`, `x` or `cls`, of the samples `ids`, a list of numbers, in their order"
-        pattern,spans = self._patterns[field],self._splits.items()
-        return [pattern.format(i-start+self._start, split=split)
-                for i in ids for split,(start,stop) in spans if start<=i<stop]
-
-    def read_values(self, numbers, fields):
-        ids,dtypes = numbers.tolist(),{field:self.manifest.fields[field]['dtype'] for field in fields}
-        if not ids: return {field:np.zeros(0, dtype) if dtype else [] for field,dtype in dtypes.items()}
-        commands,places = [],{}
-        for field in fields:
-            more,places[field] = self.link.value_reads(self._keys(field, ids), self._mean_bytes.get(field, 10_000))
-            commands += more
-        replies = iter(self.link.send(commands))
-        result = {field:fill_places(len(ids), places[field], replies) for field in fields}
-        for field,values in result.items():
-            self._mean_bytes[field] = sum(len(value) for value in values if value)/len(ids)
+    def part(self, number): return DatasetPart(self._layout, self._stored, len(self), 0, {})
+    def read_parts(self, requests, again=False):
+        request, = requests
+        numbers,read = request.numbers,PartRead(request, self.manifest, self.link, self._mean_bytes)
+        result = read.parse(iter(self.link.send(read.commands)))
         if 'cls' in result:
             stored = result['cls']
-            if None in stored: self.raise_missing(numbers, 'cls', stored)
-            result['cls'] = np.array([self._code(i, v) for i,v in zip(ids, stored)], dtypes['cls'])
-        return result
+            if None in stored: raise_missing(self, numbers, 'cls', stored)
+            result['cls'] = np.array([self._code(i, v) for i,v in zip(numbers.tolist(), stored)],
+                                     self.manifest.fields['cls']['dtype'])
+        return [result]
 
     def _code(self, number, stored):
         "The label code of sample `number` in `stored`, the `bytes` in Redis; raises `CorruptSample`"
         if stored.isdigit() and len(stored)<16 and int(stored)<len(self.vocab): return int(stored)
-        key = self._keys('cls', [number])[0]
+        key, = self._layout.values('cls', [number])
         raise CorruptSample(f'{self.name}: sample {number}: {key} holds {stored[:20]!r}, '
                             f'not an int below {len(self.vocab)}')
 
@@ -82,7 +81,6 @@ class RedisKeysReader(RedisReader):
     def check_rest(self):
         "Yields nothing: only values are stored"
         return iter(())
-    def key_location(self, number, field): return f', in key {self._keys(field, [number])[0]}'
     def __getstate__(self): return dict(self.__dict__)
 
 def _check_pattern(pattern, splits):

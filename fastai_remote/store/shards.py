@@ -8,71 +8,110 @@ Docs: page `store/shards`"""
 __all__ = ['ShardReader']
 
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
-import hashlib, os, re, threading, warnings, zlib
-from collections import OrderedDict
+import os, re, zlib
+from collections import deque
 
 import numpy as np
 from fastcore.basics import patch
 
-from fastai_remote.core import (
-    CorruptSample, crc32s, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound,
-    UnsupportedFormat)
+from ..core import (
+    CorruptSample, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
-from ..runs import GapTable, unpack_tables
+from ..runs import GapTable, RunTable
 from .address import concealed
-from .base import Store
 from .cache import FileCache
 from .connection import Opener
-from .overlays import Overlays
-from .whole_shards import WholeShards
+from .parts import StoredDataset
 from .shard_check import damaged_parts
-from .shard_index import INDEX_FOLDER, ShardIndex, ShardManifest, ShardTable
-from .storage import as_storage, open_regular, Storage
+from .shard_index import INDEX_FOLDER, ShardManifest, ShardTable, TABLE_FILE
+from .shard_part import read_shards, ShardPart
+from .storage import as_storage, Storage
 
 # %% ../../nbs/store/18_shards.ipynb #231b0257
-_MAX_GAP,_MAX_SPAN = 1<<15,1<<23   # ranges that are closer than this are read together, up to so many bytes
-_MAX_INDEX_BYTES = 1<<26   # bytes of indices that a process keeps
-_INDEX_OVERHEAD = 4096   # bytes of Python's objects for each index
-_MAX_EXCESS = 1<<16   # bytes by which an index may be longer than it should be, and still be read completely
+def _file_of(key): return f'{INDEX_FOLDER}/{key}' if TABLE_FILE.fullmatch(key) else key
 
-class _ProcessState:
-    "What one process keeps open of a store: indices and shards"
-    def __init__(self, store):
-        self.process,self.lock,self.whole_shards = os.getpid(),threading.Lock(),WholeShards(store)
-        self.indices,self.nbytes = OrderedDict(),0 # `{shard: ShardIndex}`, least recently used first, and their bytes
+def _find_manifest(storage, homes):
+    """The `ShardManifest` in one of `homes`, folders of `storage`; its home; and its path, for error messages
 
-    def keep(self, new, n):
-        """Keep `new`, `{shard: ShardIndex}`, and forget the least recently used beyond `_MAX_INDEX_BYTES`
+    It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
+    another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
+    error = None
+    for home in homes:
+        where = f'{storage.url}/{home}manifest.json'
+        try:
+            manifest = ShardManifest.from_json(storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
+            if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
+            return manifest,home,where
+        except (FileNotFoundError,NotADirectoryError) as e:
+            if error is None: error = e
+        except UnsupportedFormat as e:
+            if not isinstance(error, StoreError): error = e
+    if isinstance(error, StoreError): raise error
+    raise StoreNotFound(_why_not_found(storage, error)) from error
 
-        At least the `n` that were used last are kept, however large they are."""
-        with self.lock:
-            for shard,index in new.items():
-                self.forget(shard)
-                self.indices[shard] = index
-                self.nbytes += len(index.buf)+_INDEX_OVERHEAD
-            while self.nbytes>_MAX_INDEX_BYTES and len(self.indices)>n: self.forget(next(iter(self.indices)))
+def _why_not_found(storage, error):
+    "The message when there is no manifest, as `error` says: what is there instead, and what to do"
+    start = f'{storage.url}: no dataset here'
+    if 'bucket' in str(error).lower(): return f'{start}: {error}'
+    names = storage.names(extra=0)
+    if 'plan.json' in storage.names(f'{INDEX_FOLDER}/.ingest', extra=0):
+        return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
+                'or remove it with ShardStore.abandon')
+    if any(re.search(r'\.(tar|tgz|txz|tzst|tbz2|tar\.\w+)$', name) for name in names):
+        return f'{start}: tars, but no manifest.json: index_shards({storage.url!r}) makes one'
+    return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
 
-    def forget(self, shard):
-        index = self.indices.pop(shard, None)
-        if index is not None: self.nbytes -= len(index.buf)+_INDEX_OVERHEAD
+def _unpacked_table(manifest, where):
+    "The `ShardTable` of a `ShardManifest`, whose `shards` is emptied; raises `UnsupportedFormat`"
+    try: table = ShardTable.unpack(manifest.shards, empties=True)
+    except (ValueError,KeyError,TypeError) as e:
+        raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
+    manifest.shards = {}   # the rest is what this version does not know
+    n,expected = table.starts[-1],manifest.gaps.get('places', manifest.n)
+    if n==expected: return table
+    raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
 
-    def forget_all(self):
-        with self.lock:
-            self.indices.clear()
-            self.nbytes = 0
+def _added_part(store, number):
+    """The `ShardPart` with the values of an edit or of added fields
 
-class ShardReader(Store):
+    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
+    entry = store.manifest.overlays[number-1]
+    folder = f"{INDEX_FOLDER}/{entry['folder']}/"
+    where = f'{store.name}: {folder}manifest.json, of values that were added or changed'
+    try:
+        manifest = ShardManifest.from_json(store.storage.read(f'{folder}manifest.json', MAX_MANIFEST), where)
+        table = _unpacked_table(manifest, where)
+    except UnsupportedFormat as e: raise CorruptSample(str(e)) from None
+    except FileNotFoundError: manifest = None
+    if manifest is None or manifest.uid!=entry['uid']:
+        store.check_version(is_missing=True)
+        raise MissingSample(f'{where}, is not there, or that of another dataset')
+    missing = [field for field in entry['fields'] if field not in manifest.fields]
+    if missing: raise CorruptSample(f'{where}: damaged: it lacks {missing[0]!r}')
+    known = store.manifest.fields   # numbers get the type that they have in the dataset
+    names = [name for field in entry['fields'] for name in (field,f'{field}.crc')]
+    manifest.fields = {**manifest.fields, **{name:known[name] for name in names if name in known}}
+    return ShardPart(store, folder, manifest, table, store.storage)
+
+def _added_parts(store):
+    "Yields `(path of the folder, ShardPart)` of each part but the first; the error if it cannot be opened"
+    for number,entry in enumerate(store.manifest.overlays, 1):
+        if not entry: continue
+        try: yield f"{INDEX_FOLDER}/{entry['folder']}/",store.part(number)
+        except StoreError as e: yield f"{INDEX_FOLDER}/{entry['folder']}/",e
+
+class ShardReader(StoredDataset):
     """A dataset in tar shards, in a folder on a disk or on object storage
 
     The manifest is read at once. Raises `StoreNotFound`, `StoreUnavailable`, `UnsupportedFormat` or `CorruptSample` if
     this fails, and `TypeError` for arguments that do not go together."""
     for_users = 'cache','prefetch','shards','shuffle_quality','wids_index'
-    _manifest = None # For `repr`, if `__init__` fails
-    _home = '' # As `home`, once the manifest was read
-    _gaps = _shards = _run_tables = _overlays = None # Read when they are needed
-    label_vocab = None # Of an overlay: `vocab` of the dataset, whose codes the labels get
+    why_missing = 'the shard has no such field of it'
+    copies_local = False # Are shards that are on this machine copied into the cache, too?
+    _home,_is_index = '',False # Folder of the manifest, and whether to look for it among shards of others first
+    _shards,_opened = None,(0,{}) # `shards`; a process, and its `{number: ShardPart}`
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk, see `FileCache`; `True`:
@@ -97,21 +136,31 @@ class ShardReader(Store):
         self._cache_setting,self._cache = cache or None,None
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
-        self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
-        self._is_index = False # Look first where an index of others' shards is? Known once the manifest was read
+        self._uid,self.copies_local = uid,bool(cache) and cache is not True
         self._uid = self.manifest.uid
-        is_needed = cache is not True or self._any_compressed or not self.tars.local   # `True` is for remote storage
+        # `True` is for remote storage and compressed shards
+        is_needed = cache is not True or self.table.raw is not None or not self.tars.local
         if cache_size is not None and cache and is_needed:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
-    @property
-    def manifest(self)->ShardManifest:
-        """The manifest; its `shards` is empty, as the property `shards` has the table
+    def read_manifest(self):
+        """The manifest, with empty `shards`, as the property `shards` has the table; sets `_table`, `_home` and `_uid`
 
-        Raises `StoreNotFound`, `StoreUnavailable`, `UnsupportedFormat`, `CorruptSample` when it is read for the first
-        time."""
-        if self._manifest is None: self._manifest = self._read_manifest()
-        return self._manifest
+        Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
+        given, `UnsupportedFormat`, `CorruptSample`."""
+        homes = (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/')
+        manifest,self._home,where = _find_manifest(self.storage, homes)
+        self._is_index = self._home!=''
+        if self._uid not in (None, manifest.uid): raise self.replaced_error()
+        self._table = _unpacked_table(manifest, where)
+        if self._uid is not None or manifest.uid: self._uid = manifest.uid
+        if re.search(r'[/\\\0]', manifest.prefix):
+            raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
+        if manifest.base and self._shards_storage is None:
+            raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
+                                f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
+                                f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
+        return manifest
 
     # What is read with the manifest
 
@@ -121,9 +170,39 @@ class ShardReader(Store):
         return self.tars.address
 
     @property
-    def home(self)->str:
-        "Where the manifest is: '' for the folder itself, or `INDEX_FOLDER` and '/' among shards of others"
-        return self.manifest and self._home
+    def manifest_key(self)->str:
+        "Path of the manifest: `manifest.json`, or in `INDEX_FOLDER` among shards of others"
+        return self.manifest and f'{self._home}manifest.json'
+
+    def place_of(self, key): return f'{self.storage.url}/{_file_of(key)}'
+    def stored_bytes(self, key, n): return self.storage.ranges([_file_of(key)], [0], [n])[0]
+
+    def check_runs(self, tables):
+        """As in `StoredDataset`
+
+        In the table of shards, samples have their numbers in the dataset, whatever the runs of part 0 say."""
+        added = [entry.get('fields', ()) for entry in self.manifest.overlays]
+        used = [np.unique(table.parts).tolist() for table in tables]
+        for k,table in enumerate(tables):
+            table.firsts = np.where(table.parts==0, table.starts, table.firsts)
+            if not table.parts.any(): tables[k] = RunTable.whole(table.n)
+        for field,column in self.manifest.runs['columns'].items():
+            for part in filter(None, used[column]):
+                is_there = part<=len(added) and field.removesuffix('.crc') in added[part-1]
+                if not is_there and field in self.manifest.fields: return f'no overlay {part} with {field!r}'
+        return ''
+
+    def part(self, number):
+        """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.overlays`, counted from 1
+
+        Each process has its own. Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if
+        the dataset was replaced."""
+        if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
+        parts = self._opened[1]
+        if number in parts: return parts[number]
+        if number: new = _added_part(self, number)
+        else: new = ShardPart(self, '', self.manifest, self.table, self.tars)
+        return parts.setdefault(number, new)
 
     @property
     def table(self)->ShardTable:
@@ -142,108 +221,12 @@ class ShardReader(Store):
         """The places of samples that were dropped, numbered over all shards; `None` if none was
 
         Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
-        if self._gaps is None and self.manifest.gaps: self._gaps = self._read_gaps()
-        return self._gaps
-
-    def _read_gaps(self):
-        entry = self.manifest.gaps
-        def unpack(stored):
-            table = GapTable.from_bytes(stored, entry['places'])
-            if table.n!=self.manifest.n:
-                raise ValueError(f'{table.n:,} samples, where the manifest has {self.manifest.n:,}')
-            return table
-        return self._read_table(entry['key'], 16*entry['runs'], entry['crc'], unpack)
-
-    @property
-    def run_tables(self)->list: # Of `RunTable`; empty if no value was added or changed
-        """Which overlay has the values of a field; `manifest.runs['columns']` has the position of its table
-
-        The part of a run is that of `manifest.overlays`, counted from 1, and 0 for the shards themselves. Raises what
-        `gaps` raises."""
-        if self._run_tables is None and self.manifest.runs: self._run_tables = self._read_run_tables()
-        return self._run_tables or []
-
-    def _read_run_tables(self):
-        runs = self.manifest.runs
-        def unpack(stored): return unpack_tables(stored, runs['lengths'], self.manifest.n)
-        return self._read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
-
-    def _read_table(self, name, n_bytes, crc, unpack):
-        "The result of `unpack(bytes)` for a file in our own folder that says where samples are; raises as `gaps`"
-        name = f'{INDEX_FOLDER}/{name}'
-        stored = self.storage.ranges([name], [0], [n_bytes+1])[0]   # one byte more shows that it is longer
-        reason = 'it is not there' if stored is None else f'its {len(stored):,} bytes do not match their checksum'
-        if stored is not None and len(stored)==n_bytes and zlib.crc32(stored)==crc:
-            try: return unpack(stored)
-            except ValueError as e: reason = str(e)
-        if self._is_replaced(): raise self.replaced_error()
-        raise CorruptSample(f'{self.name}: {self.storage.url}/{name}, which says where the samples are: '
-                            f'{reason}; put back a copy of this file, or ingest again')
-
-    def at(self,
-        numbers:np.ndarray # Sample numbers, shape (n,)
-    )->tuple: # Two arrays of shape (n,)
-        "The shard of each sample, and its position among all samples that the shard has, also those that were dropped"
-        return self.table.at(numbers if self.gaps is None else self.gaps.places(numbers))
+        return self.gap_table(self.part(0)) if self.manifest.gaps else None
 
     @property
     def tars(self)->Storage:
         "The folder of the shards"
         return self._shards_storage or self.storage
-
-    def _find_manifest(self):
-        """Returns the `ShardManifest` and its path; sets `_home` and `_is_index`
-
-        It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
-        another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
-        error = None
-        for home in (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/'):
-            self._home = home
-            where = f'{self.storage.url}/{home}manifest.json'
-            try:
-                manifest = ShardManifest.from_json(self.storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
-                if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
-                self._is_index = home!=''
-                return manifest,where
-            except (FileNotFoundError,NotADirectoryError) as e:
-                if error is None: error = e
-            except UnsupportedFormat as e:
-                if not isinstance(error, StoreError): error = e
-        self._home = ''
-        if isinstance(error, StoreError): raise error
-        raise StoreNotFound(self._why_not_found(error)) from error
-
-    def _read_manifest(self):
-        """Returns the manifest, with empty `shards`; sets `_table` and `_uid`
-
-        Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
-        given, `UnsupportedFormat`, `CorruptSample`."""
-        manifest,where = self._find_manifest()
-        if self._uid not in (None, manifest.uid): raise self.replaced_error()
-        try: self._table = ShardTable.unpack(manifest.shards, empties=True)
-        except (ValueError,KeyError,TypeError) as e:
-            raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-        manifest.shards = {}   # the rest is what this version does not know
-        n,expected = self._table.starts[-1],manifest.gaps.get('places', manifest.n)
-        if n!=expected:
-            raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
-        if self._uid is not None or manifest.uid: self._uid = manifest.uid
-        if re.search(r'[/\\\0]', manifest.prefix):
-            raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
-        if manifest.base and self._shards_storage is None:
-            raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
-                                f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
-                                f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
-        return manifest
-
-    @property
-    def has_keys(self)->bool: return True
-
-    @property
-    def overlays(self)->Overlays:
-        "The values that were added or changed since the shards were written"
-        if self._overlays is None: self._overlays = self.manifest and Overlays(self)
-        return self._overlays
 
     @property
     def unchecked(self)->list:
@@ -251,20 +234,7 @@ class ShardReader(Store):
         # numbers and labels are in the indices, which have checksums
         return [f for f in super().unchecked if self.manifest.fields[f]['dtype'] is None]
 
-    def _why_not_found(self, error):
-        "The message when there is no manifest, as `error` says: what is there instead, and what to do"
-        start = f'{self.storage.url}: no dataset here'
-        if 'bucket' in str(error).lower(): return f'{start}: {error}'
-        names = self.storage.names(extra=0)
-        if 'plan.json' in self.storage.names(f'{INDEX_FOLDER}/.ingest', extra=0):
-            return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
-                    'or remove it with ShardStore.abandon')
-        if any(re.search(r'\.(tar|tgz|txz|tzst|tbz2|tar\.\w+)$', name) for name in names):
-            return f'{start}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
-        return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
-
-    def replaced_error(self)->StoreNotFound:
-        "The error to raise when this is no longer the dataset that was opened"
+    def replaced_error(self, exists=True):
         note = self.storage.export_note
         return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again{note}')
 
@@ -273,18 +243,13 @@ class ShardReader(Store):
         "The cache of whole shards, or None"
         if self._cache is None:
             cache = self._cache_setting
-            if cache is True: cache = FileCache() if self._any_compressed or not self.tars.local else None
+            if cache is True: cache = FileCache() if self.table.raw is not None or not self.tars.local else None
             elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
             self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
         return self._cache[0]
 
     @property
-    def _any_compressed(self): return self.shards.raw is not None
-
-    @property
-    def is_loaded(self): return self._manifest is not None
-    @property
-    def address(self): return repr(self.storage.url)
+    def not_read(self): return repr(self.storage.url) if self._manifest is None else ''
     def opener(self):
         setting = self._cache_setting
         cache = setting.opener() if isinstance(setting, FileCache) else setting
@@ -293,524 +258,81 @@ class ShardReader(Store):
                       shards_url=shards)
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={},
-                    _is_index=self._is_index)
-    def __copy__(self): return self
-    def __deepcopy__(self, memo): return self
+                    _uid=self._uid, copies_local=self.copies_local, _cache=None, _is_index=self._is_index)
     def _repr_html_(self):
         table = self.shards
         folder = f'<tr><td>folder</td><td>{self.storage.url}</td></tr>'
         shards = f'<tr><td>shards</td><td>{len(table):,}, {size_str(int(table.size.sum()))}</td>'
         return super()._repr_html_().replace('</th>', f'</th></tr>{folder}{shards}', 1)
 
-    @property
-    def _state(self)->_ProcessState:
-        "What this process keeps open"
-        state = self._process_state
-        if state is None or state.process!=os.getpid(): state = self._process_state = _ProcessState(self)
-        return state
-
-    @property
-    def whole_shards(self)->WholeShards:
-        "The shards that this process has open as files"
-        return self._state.whole_shards
-
 # %% ../../nbs/store/18_shards.ipynb #693a93f3
 @patch
-def read_values(self:ShardReader, numbers, fields, whole=True):
-    """As in `Store`; without `whole`, values come from where the shards are stored, and not from copies of them
+def read_parts(self:ShardReader, requests, again=False):
+    """As in `StoredDataset`: with `again`, copies of the shards are removed from the cache
 
     Only compressed shards are always read from copies."""
-    in_overlays = [field for field in fields if field in self.overlays]
-    if not in_overlays: return self.read_in_shards(numbers, fields, whole)
-    result = self.read_in_shards(numbers, [field for field in fields if field not in in_overlays], whole)
-    result |= self.overlays.read(numbers, in_overlays, whole)
-    return {field:result[field] for field in fields}
-
-@patch
-def read_in_shards(self:ShardReader,
-    numbers:np.ndarray, # Sample numbers, shape (n,)
-    fields:list, # Names of fields, and of their checksums
-    whole:bool=True # As in `read_values`
-)->dict:
-    """As `read_values`, but from the shards only, whatever overlays there are
-
-    Of a value that was changed and is in an overlay, it returns the earlier one. A field that only overlays have is
-    `None` for each sample."""
-    return self.read_at(*self.at(numbers), numbers, fields, whole)
-
-@patch
-def read_at(self:ShardReader,
-    shard_of:np.ndarray, # The shard of each sample, shape (n,)
-    position:np.ndarray, # The position of each sample there, shape (n,)
-    numbers:np.ndarray, # Sample numbers, shape (n,), for error messages
-    fields:list, # As in `read_in_shards`
-    whole:bool=True # As in `read_values`
-)->dict:
-    "As `read_in_shards`, of samples at these positions of shards, which may have been dropped"
-    entries = self.manifest.fields
-    variable = [field for field in fields if entries[field]['dtype'] is None]
-    result = {field:[None]*len(numbers) if field in variable else np.zeros(len(numbers), entries[field]['dtype'])
-              for field in fields}
-    shards,requests = np.unique(shard_of).tolist(),[]
-    indices = self.indices(shards)
-    for shard in shards:
-        places = np.flatnonzero(shard_of==shard)
-        index,positions = indices[shard],position[places]
-        for field in fields:
-            if field not in variable: self._read_numbers(index, field, positions, result, places)
-        if variable: requests += self._read_variable(shard, index, places, positions, variable, numbers, result, whole)
-    if requests: self._read_spans(requests, numbers, result)
-    return result
-
-@patch
-def _read_numbers(self:ShardReader, index, field, positions, result, places):
-    """Put the values of a fixed-width field at `places` of `result[field]`
-
-    `positions` are those of the samples in the shard with this `ShardIndex`; both are int arrays of the same length. If
-    a sample has no value, `result[field]` is made a list with `None`; the checksum of such a value is 0."""
-    dtype,is_array = self.manifest.fields[field]['dtype'],isinstance(result[field], np.ndarray)
-    is_everywhere = field in index.columns and f'{field}?' not in index.columns
-    is_present = None if is_everywhere else index.has(field, positions)
-    if is_array and (is_everywhere or is_present.all()):
-        result[field][places] = index.values(field, positions, dtype, self._codes(field))
-        return
-    if is_everywhere: is_present = np.ones(len(positions), bool)
-    if field.endswith('.crc'):
-        if is_present.any(): result[field][places] = index.values(field, positions, dtype)
-        return
-    if is_array: result[field] = list(result[field])
-    for place in places.tolist(): result[field][place] = None
-    if not is_present.any(): return
-    values = index.values(field, positions[is_present], dtype, self._codes(field))
-    for place,value in zip(places[is_present].tolist(), values): result[field][place] = value
-
-@patch
-def _read_variable(self:ShardReader, shard, index, places, positions, fields, numbers, result, whole):
-    """Put the values of variable-width `fields` of a shard into `result`, if the shard is on this machine
-
-    `places` and `positions` as in `_read_numbers`; `numbers` are those of the whole request, `whole` as in
-    `read_values`. Returns a list of what has to be requested, `(shard, offset, length, field, place)`, for
-    `_read_spans`. Raises `CorruptSample`, and what `WholeShards.get` raises."""
-    self.whole_shards.check(shard)
-    size,requests = self.table.whole(shard),[]
-    file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
-    for field in fields:
-        starts,lengths = index.spans(field, positions)
-        for place,start,length in zip(places.tolist(), starts.tolist(), lengths.tolist()):
-            if length<0: continue   # this sample has no such field
-            if start<0 or start+length>size:   # an index that is damaged must not make us allocate memory
-                raise self._cut_off_error(numbers[place], field, max(0, min(length, size-start)), length)
-            value = None if file is None else os.pread(file.fd, length, start) if length else b''
-            if value is not None and len(value)<length and not self.in_place(shard):   # the cache's copy is cut off
-                self.whole_shards.drop(shard)
-                file = self.whole_shards.get(shard) if self.table.compression(shard) else None
-                value = None if file is None else os.pread(file.fd, length, start)
-            if value is None: requests.append((shard, start, length, field, place))
-            elif len(value)==length: result[field][place] = value
-            else: raise self._cut_off_error(numbers[place], field, len(value), length)
-    return requests
-
-@patch
-def _read_spans(self:ShardReader, requests, numbers, result):
-    """Read `requests`, a list of `(shard, offset, length, field, place)`, from storage, neighbours in one request
-
-    Puts each value at its place in `result[field]`, and sorts `requests`. `numbers` are those of the whole request, for
-    error messages. Raises `MissingSample`, `CorruptSample`, `StoreNotFound`, `StoreUnavailable`, and `StoreError` for a
-    compressed shard, which cannot be read in parts."""
-    table,joined = self.table,[]
-    if self._any_compressed:
-        compressed = [shard for shard,*_ in requests if table.compression(shard)]
-        if compressed:
-            raise StoreError(f'{self.name}: {table.name(compressed[0])} is compressed, and so read whole, '
-                             f'into a cache: {self._why_not_cached()}')
-    requests.sort(key=lambda request: request[:3])
-    for shard,start,length,*_ in requests:
-        end,last = start+length,joined[-1] if joined else None
-        if last and last[0]==shard and start<=last[2]+_MAX_GAP and end-last[1]<=_MAX_SPAN: last[2] = max(last[2], end)
-        else: joined.append([shard, start, end])
-    shards,starts,ends = zip(*joined)
-    contents = self.tars.ranges(list(map(table.name, shards)), list(starts), list(ends))
-    group = 0
-    for shard,start,length,field,place in requests:
-        while joined[group][0]!=shard or start+length>joined[group][2]: group += 1
-        if contents[group] is None: raise self.missing_shard_error(shard)
-        offset = start-joined[group][1]
-        value = contents[group][offset:offset+length]
-        if len(value)<length: raise self._cut_off_error(numbers[place], field, len(value), length)
-        result[field][place] = value
-
-@patch
-def _why_not_cached(self:ShardReader):
-    return 'ShardStore(url, cache=folder) has one' if self.cache is None else f'{self.cache!r} cannot keep it'
-
-@patch
-def _codes(self:ShardReader, field):
-    "`{label: code}` of `field`; empty if the field has no vocabulary"
-    if field not in self._label_codes:
-        labels = (self.manifest.vocab if self.label_vocab is None else self.label_vocab).get(field, [])
-        self._label_codes[field] = {label:code for code,label in enumerate(labels)}
-    return self._label_codes[field]
-
-@patch
-def _cut_off_error(self:ShardReader, number, field, received, length):
-    """Returns the error to raise for a value of which only `received` of `length` bytes came
-
-    It is a `CorruptSample`, or a `StoreNotFound` if the dataset was replaced."""
-    if self._is_replaced(): return self.replaced_error()
-    return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: '
-                         f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
-
-@patch
-def changed_error(self:ShardReader,
-    shard:int, # Number of the shard
-    why:str # What is different
-)->StoreError: # `CorruptSample`; or `StoreNotFound` if the dataset was replaced
-    "The error to raise when others have changed a shard since it was indexed"
-    if self._is_replaced(): return self.replaced_error()
-    return CorruptSample(f'{self.name}: shard {self.table.name(shard)} has changed since it was indexed: {why}; '
-                         f'index_shards({self.tars.url!r}, …, overwrite=True) indexes all shards anew')
-
-@patch
-def missing_shard_error(self:ShardReader,
-    shard:int # Number of the shard
-)->StoreError: # `MissingSample`; or `StoreNotFound` if the dataset was replaced
-    "The error to raise when the file of a shard does not exist"
-    if self._is_replaced(): return self.replaced_error()
-    name,first,last = self.table.name(shard),self.shards.starts[shard],self.shards.starts[shard+1]-1
-    return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
-                         f'{self.tars.url}/{name}')
-
-@patch
-def _is_replaced(self:ShardReader):
-    """Is there another dataset in the folder now, or none?
-
-    Raises `CorruptSample` or `UnsupportedFormat` if the manifest is damaged now."""
-    head,file = self.manifest.head,f'{self.home}manifest.json'
-    if self.storage.ranges([file], [0], [len(head)])==[head]: return False
-    try: content = self.storage.read(file, MAX_MANIFEST)
-    except FileNotFoundError: return True
-    return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
-
-@patch
-def check_not_replaced(self:ShardReader,
-    fd:int=None # A descriptor to close before the error is raised
-):
-    """Raise `StoreNotFound` if this is no longer the dataset that was opened
-
-    If a dataset was deleted, another one may have files of the same names. Raises `CorruptSample` or
-    `UnsupportedFormat` if the manifest is damaged now."""
-    try:
-        if self._is_replaced(): raise self.replaced_error()
-    except BaseException:
-        if fd is not None: os.close(fd)
-        raise
-
-@patch
-def compare_checksums(self:ShardReader, numbers, field, values, checksums):
-    """As in `Store`; values that do not match are read again first, unless their shards are read in place
-
-    Values that came over the network are requested again. Damaged copies of shards are removed from the cache, and the
-    values are read from where the shards are stored. Raises `StoreNotFound` if the dataset was replaced."""
-    if field in self.overlays: self.overlays.compare_checksums(numbers, field, values, checksums)
-    else: self.compare_in_shards(numbers, field, values, checksums)
-
-@patch
-def compare_in_shards(self:ShardReader, numbers, field, values, checksums):
-    """Raises `CorruptSample` unless `values[field]` match `checksums`, as `compare_checksums`, but looks at no overlay
-
-    Values that do not match are read again first, unless their shards are read in place, and replaced in `values`,
-    `{field: list of bytes}`. Raises `StoreNotFound` if the dataset was replaced."""
-    damaged = np.flatnonzero(crc32s(values[field])!=checksums)
-    if not len(damaged): return
-    self.check_not_replaced()
-    shards = np.unique(self.at(numbers[damaged])[0]).tolist()
-    if not all(map(self.in_place, shards)):
-        for shard in shards: self.whole_shards.drop(shard)
-        again = self.read_in_shards(numbers[damaged], [field], whole=False)[field]
-        for k,value in zip(damaged.tolist(), again): values[field][k] = value
-    Store.compare_checksums(self, numbers, field, values, checksums)
-
-@patch
-def location(self:ShardReader, number, field):
-    "As in `Store`: ' in SHARD at byte OFFSET', without the offset if it is not known; '' for a value in an overlay"
-    if field in self.overlays and next(self.overlays.groups(np.array([number]), field))[0]: return ''
-    shard,position = (int(o[0]) for o in self.at(np.array([number])))
-    try:
-        index = self.indices([shard])[shard]
-        (start,),(length,) = index.spans(field, np.array([position]))
-    except StoreError: length = -1
-    return f' in {self.table.name(shard)}'+(f' at byte {int(start):,}' if length>=0 else '')
-
-@patch
-def why_missing(self:ShardReader): return 'the shard has no such field of it'
+    if again:
+        self.check_version()
+        for part,_,places,*_ in requests:
+            for shard in np.unique(part.table.at(places)[0]).tolist(): part.whole_shards.drop(shard)
+    return read_shards(requests, whole=not again)
 
 @patch
 def keys(self:ShardReader, numbers):
     "As in `Store`: the keys are in the indices, so that no shard is read"
-    numbers = self.check_numbers(numbers)
-    shard_of,position = self.at(numbers)
-    shards = np.unique(shard_of).tolist()
-    indices,result = self.indices(shards),[None]*len(numbers)
-    for shard in shards:
-        places = np.flatnonzero(shard_of==shard)
-        order = np.argsort(position[places], kind='stable')   # neighbouring keys are compressed together
-        keys = indices[shard].keys(position[places][order])
-        for place,key in zip(places[order].tolist(), keys): result[place] = key
-    return result
-
-@patch
-def presence(self:ShardReader, field):
-    "As in `Store`; reads the indices, unless `field` is one that all samples have"
-    names,_ = self.field_choice(field)
-    if len(names)==1 and not self.may_lack(names[0]):
-        yield from Store.presence(self, field)
-        return
-    for start in range(0, len(self), 1<<16):
-        numbers = np.arange(start, min(start+(1<<16), len(self)))
-        yield np.logical_or.reduce([self.has(name, numbers) for name in names])
-
-@patch
-def has(self:ShardReader,
-    field:str, # A field
-    numbers:np.ndarray # Sample numbers, shape (n,)
-)->np.ndarray: # bool, shape (n,)
-    "Which of the samples have a field? Reads the indices of their shards"
-    result,(shard_of,position) = np.zeros(len(numbers), bool),self.at(numbers)
-    for shard,index in self.indices(np.unique(shard_of).tolist()).items():
-        here = shard_of==shard
-        result[here] = index.has(field, position[here])
-    if field in self.overlays:
-        for overlay,positions,_ in self.overlays.groups(numbers, field): result[positions] |= overlay>0
-    return result
+    part = self.part(0)
+    return part.keys(self.places_in(part, self.check_numbers(numbers)))
 
 @patch
 def shard_url(self:ShardReader,
     i:int # Sample number
 )->str: # Without secrets
     "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `IndexError`"
-    shard = int(self.at(self.check_numbers([i]))[0][0])
-    return f'{self.tars.url}/{self.table.name(shard)}'
-
-# %% ../../nbs/store/18_shards.ipynb #59dab2b6
-@patch
-def cache_key(self:ShardReader,
-    name:str, # Name of a file of the dataset
-    crc:int # Its checksum
-)->str:
-    """Name of its copy in the cache
-
-    It says where the file comes from, as a dataset of somebody else may repeat names and checksums of this one, which
-    anyone can read. A new version of the dataset finds the files that it shares with the one before."""
-    place = hashlib.sha256(f'{self.origin}/{name}'.encode()).hexdigest()[:16]
-    return f"{place}.{crc:08x}-{name.replace('/', '%2F')[-50:]}"   # names of files have at most 255 bytes
-
-@patch
-def shard_key(self:ShardReader,
-    shard:int # Number of a shard
-)->str:
-    """Name of the copy of a shard in the cache, as `cache_key`
-
-    A shard of others whose time or ETag has changed since it was indexed has another name than before. So what is in
-    the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp`
-    raises."""
-    stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard), int(self.table.crc[shard]))
-    return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
-
-@patch
-def check_unchanged(self:ShardReader, numbers):
-    "As in `Store`, and as `WholeShards.check`"
-    if self.table.stamp is None: return
-    for shard in np.unique(self.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
-
-@patch
-def index_file(self:ShardReader,
-    shard:int # Number of a shard
-)->str:
-    "Path of the index file of a shard in the folder `storage`"
-    return f'{INDEX_FOLDER}/{self.table.index_name(shard)}'
-
-@patch
-def indices(self:ShardReader,
-    shards:list # Numbers of shards
-)->dict: # `{shard: ShardIndex}`, in the order of `shards`
-    """The indices of `shards`, which are kept in memory, up to a limit
-
-    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
-    state = self._state
-    with state.lock:
-        result = {shard:state.indices[shard] for shard in shards if shard in state.indices}
-        for shard in result: state.indices.move_to_end(shard)
-    missing = [shard for shard in shards if shard not in result]
-    if missing:
-        new = self._read_indices(missing)
-        state.keep(new, len(shards))
-        result |= new
-    return {shard:result[shard] for shard in shards}
-
-@patch
-def _read_indices(self:ShardReader, shards):
-    """`{shard: ShardIndex}`, from the folder if it is on this machine, else from the cache or over the network
-
-    The result may be in another order than `shards`. Warns of damaged indices in the cache, and fetches them again;
-    raises what `indices` raises."""
-    if self.storage.local: return {shard:self.local_index(shard) for shard in shards}
-    result = {}
-    for shard in shards if self.cache is not None else ():
-        try: index = self.cached_index(shard)
-        except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
-        else:
-            if index is not None: result[shard] = index
-    return result|self._fetch_indices([shard for shard in shards if shard not in result])
-
-@patch
-def _parse_index(self:ShardReader, shard, content, where=''):
-    """The `ShardIndex` in `content`, the bytes of its file; raises `CorruptSample`, which names the file and `where`
-
-    `content` is a copy in memory, so what is compared with the checksum is what is used. Raises `UnsupportedFormat` for
-    a newer format."""
-    table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
-    if len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]:
-        samples = 'samples {:,} to {:,}'.format(*self.shards.starts[shard:shard+2]-[0,1])
-        about = f'the index of shard {table.name(shard)}, with labels and places of {samples}'
-        size = f' (want {table.idx[shard]:,} bytes)' if len(content)!=table.idx[shard] else ''
-        raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')
-    index = ShardIndex(content, file)
-    if index.n!=table.n[shard]:
-        raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[shard]:,}')
-    if index.shard not in (None, table.crc[shard]): raise CorruptSample(f'{file}: the index of another shard')
-    return index
-
-@patch
-def _damaged_index_error(self:ShardReader, error):
-    "The error to raise when an index is damaged where it is stored, as `error` says; `StoreNotFound` if replaced"
-    if self._is_replaced(): return self.replaced_error()
-    return CorruptSample(f'{error}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
-
-@patch
-def _missing_index_error(self:ShardReader, shard):
-    "The error to raise when the file of an index does not exist: `MissingSample`; `StoreNotFound` if replaced"
-    if self._is_replaced(): return self.replaced_error()
-    table,file = self.table,self.index_file(shard)
-    samples = 'samples {:,} to {:,}'.format(*self.shards.starts[shard:shard+2]-[0,1])
-    return MissingSample(f'{self.name}: {file}, the index of shard {table.name(shard)}, with labels and places of '
-                         f'{samples}, is not there: {self.storage.url}/{file}; put back a copy of this file, or ingest '
-                         'again')
-
-@patch
-def _max_index_bytes(self:ShardReader, shard): return int(self.table.idx[shard])+_MAX_EXCESS
-
-@patch
-def local_index(self:ShardReader,
-    shard:int # Number of a shard
-)->ShardIndex:
-    """The index of a shard, read from the folder, which is on this machine
-
-    Raises `CorruptSample`, `MissingSample`, and `StoreNotFound` if the dataset was replaced."""
-    try:
-        with open(open_regular(self.storage.path(self.index_file(shard))), 'rb') as f:
-            content = f.read(self._max_index_bytes(shard))
-    except FileNotFoundError: raise self._missing_index_error(shard) from None
-    try: return self._parse_index(shard, content)
-    except CorruptSample as e: raise self._damaged_index_error(e) from None
-
-@patch
-def _index_key(self:ShardReader, shard):
-    return self.cache_key(self.table.index_name(shard), int(self.table.icrc[shard]))
-
-@patch
-def cached_index(self:ShardReader,
-    shard:int # Number of a shard
-)->ShardIndex: # `None` if it is not in the cache
-    "The index of a shard in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
-    key = self._index_key(shard)
-    fd = self.cache.open(key)
-    if fd is None: return
-    with os.fdopen(fd, 'rb') as file:
-        content = file.read(self._max_index_bytes(shard))
-        try: return self._parse_index(shard, content, f' in the cache {self.cache.folder}')
-        except CorruptSample:
-            self.cache.drop(key, fd)
-            raise
-
-@patch
-def _fetch_indices(self:ShardReader, shards, again=True):
-    """`{shard: ShardIndex}`, read over the network and put into the cache; raises what `fetched_index` raises
-
-    One that comes damaged is requested once more if `again` is true."""
-    result,damaged = {},[]
-    files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
-    for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
-        if content is None: raise self._missing_index_error(shard)
-        try: result[shard] = self._parse_index(shard, content)
-        except CorruptSample as e:
-            if not again: raise self._damaged_index_error(e) from None
-            damaged.append(shard)
-            continue
-        if self.cache is None: continue
-        key = self._index_key(shard)
-        fd = self.cache.fetch(key, len(content), lambda f: f.write(content))
-        if fd is not None: os.close(fd)
-    return result|self._fetch_indices(damaged, again=False) if damaged else result
-
-@patch
-def fetched_index(self:ShardReader,
-    shard:int # Number of a shard
-)->ShardIndex:
-    """The index of a shard, read over the network, and put into the cache if there is one
-
-    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
-    return self._fetch_indices([shard])[shard]
+    part = self.part(0)
+    (shard,),_ = self.table.at(self.places_in(part, self.check_numbers([i])))
+    return f'{self.tars.url}/{part.file(int(shard))}'
 
 @patch
 def new_epoch(self:ShardReader):
-    """As in `Store`: forgets indices that are in files on this machine, in the folder or in the cache
-
-    They are read, and compared with their checksums, when they are needed. Without a cache, indices that came over the
-    network stay in memory."""
-    state = self._state
-    state.whole_shards.new_epoch()
-    if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
-    if self._overlays is not None: self._overlays.new_epoch()
+    "As in `Store`: indices are read again, and compared with their checksums, when they are needed"
+    for part in list(self._opened[1].values()): part.new_epoch()
 
 @patch
 def check_rest(self:ShardReader):
     """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-    Reads the manifest, the file of failures, indices, whole shards, and the cache, from which damaged copies are
-    removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset
-    was replaced."""
-    yield from Store.check_rest(self)
-    for entry,read in ((self.manifest.gaps, self._read_gaps), (self.manifest.runs, self._read_run_tables)):
-        try: entry and read()
-        except CorruptSample as e: yield entry['key'],str(e)
-    yield from damaged_parts(self)
-    yield from self.overlays.check_rest()
-
-@patch
-def manifest_bytes(self:ShardReader)->bytes:
-    "The manifest as it is stored now; raises `StoreNotFound`"
-    try: return self.storage.read(f'{self.home}manifest.json', MAX_MANIFEST)
-    except FileNotFoundError: raise self.replaced_error() from None
+    Reads the manifest, tables, the file of failures, indices, whole shards, and the cache, from which damaged copies
+    are removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the
+    dataset was replaced."""
+    yield from StoredDataset.check_rest(self)
+    yield from self.check_gaps(self.part(0))
+    try: deque(self.failures(), 0)
+    except CorruptSample as e: yield self.manifest.failures,str(e)
+    yield from damaged_parts(self.part(0))
+    for folder,part in _added_parts(self):
+        if isinstance(part, StoreError): yield f'{folder}manifest.json',str(part)
+        else: yield from damaged_parts(part)
 
 # %% ../../nbs/store/18_shards.ipynb #26caab96
-@patch
-def in_place(self:ShardReader,
-    shard:int # Number of a shard
-)->bool:
-    "Is a shard a file on this machine that is read where it is stored, without a copy in the cache?"
-    if not self.tars.local or (self._any_compressed and self.table.compression(shard)): return False
-    return self.cache is None or self._cache_setting is True
-
 @patch
 def prefetch(self:ShardReader,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Wait for a shard of `shards` when one of its samples is read?
 ):
-    "Fetch `shards` into the cache in the background, keep these open, and close others; nothing without a cache"
+    """Fetch `shards` into the cache in the background, keep these open, and close others; nothing without a cache
+
+    Shards with other fields of the same samples are fetched, too."""
     if self.cache is None: return
-    self.whole_shards.prefetch(shards, wait)
-    if self.overlays.fields: self.overlays.prefetch(shards, wait)
+    self.part(0).whole_shards.prefetch(shards, wait)
+    fields = {field for entry in self.manifest.overlays for field in entry.get('fields', ())}
+    if not shards or not fields: return
+    wanted,starts = {},self.shards.starts
+    numbers = np.concatenate([np.arange(*starts[shard:shard+2].tolist()) for shard in shards])
+    for field in fields:
+        for part,_,places in self.groups(numbers, field):
+            if part.folder: wanted.setdefault(part, []).append(part.table.at(places)[0])
+    for part,used in wanted.items():
+        part.whole_shards.prefetch(list(dict.fromkeys(np.concatenate(used).tolist())), wait)
 
 @patch
 def check_cache(self:ShardReader,
@@ -818,12 +340,9 @@ def check_cache(self:ShardReader,
     each:int # Shards that each of them uses at the same time
 ):
     "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
-    if self.cache is None or not len(self.shards): return
-    table,workers = self.shards,max(1, workers)
-    largest = int((table.size if table.raw is None else table.raw).max())
-    what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
-    self.cache.check(min(len(table), workers*each), largest, what, self.name)
-    self.overlays.check_cache(workers, each)
+    if self.cache is None: return
+    for part in (self.part(0), *(part for _,part in _added_parts(self) if not isinstance(part, StoreError))):
+        part.check_cache(max(1, workers), each)
 
 @patch
 def shuffle_quality(self:ShardReader,
@@ -859,7 +378,7 @@ def wids_index(self:ShardReader,
     Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of
     `split`, or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
-    if self.overlays.fields or self.gaps is not None:
+    if self.manifest.overlays or self.gaps is not None:
         raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
                          'in the tars is what was there before: store.copy writes shards that other tools can read')
     if split is not None and split not in self.splits:
@@ -878,13 +397,12 @@ def wids_index(self:ShardReader,
 # %% ../../nbs/store/18_shards.ipynb #16bea615
 @patch
 def failures(self:ShardReader):
-    "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
+    "As in `Store`; raises `CorruptSample`"
     expected,name = self.manifest.failures_crc,self.manifest.failures
+    if expected<0 and not self.manifest.failed: return
     what = f'{self.name}: {name}, which says what was left out'
     try: content = self.storage.read(f'{INDEX_FOLDER}/{name}')
-    except FileNotFoundError:
-        if expected<0 and not self.manifest.failed: return
-        raise CorruptSample(f'{what}, is not there') from None
+    except FileNotFoundError: raise CorruptSample(f'{what}: it is not there; samples are not affected') from None
     if expected>=0 and zlib.crc32(content)!=expected:
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')

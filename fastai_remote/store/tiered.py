@@ -168,10 +168,6 @@ class _StoreAbove(Store):
         return self.store.shards
     @property
     def unchecked(self): return self.store.unchecked
-    @property
-    def is_loaded(self): return self.store.is_loaded
-    @property
-    def has_keys(self): return self.store.has_keys
     def check_cache(self, *args):
         "As in `ShardStore`"
         return self.store.check_cache(*args)
@@ -180,7 +176,8 @@ class _StoreAbove(Store):
         "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
         self.store.compare_checksums(numbers, field, values, checksums)
     def location(self, number, field): return self.store.location(number, field)
-    def why_missing(self): return self.store.why_missing()
+    @property
+    def why_missing(self): return self.store.why_missing
     def failures(self): return self.store.failures()
     def keys(self, numbers): return self.store.keys(numbers)
     def shard_url(self, i): return self.store.shard_url(i)
@@ -228,7 +225,7 @@ class TieredReader(_StoreAbove):
         self._counts = np.frombuffer(mmap.mmap(-1, 16*_SLOTS), np.int64).reshape(_SLOTS, 2)
 
     @property
-    def address(self): return f'{self.link.url!r}, {self.store.address}'
+    def not_read(self): return self.store.not_read and f'{self.link.url!r}, {self.store.not_read}'
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener(), 'store':self.store.opener()}
         return Opener(_open_store, self.prefix, **state)
@@ -292,7 +289,6 @@ def read_values(self:TieredReader, numbers, fields):
     others = [*(field for field in fields if field not in kept), *(f'{field}.crc' for field in kept)]
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
     if not kept or not n: return {field:[] if field in kept else result[field] for field in fields}
-    self.store.check_unchanged(numbers)
     keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{field}.crc'] for field in kept])
     values = self._redis.values(keys)
     is_missing = np.fromiter((value is None for value in values), bool, len(values))

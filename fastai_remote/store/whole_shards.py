@@ -26,11 +26,11 @@ class _File:
     def __del__(self, close=os.close): close(self.fd)
 
 class WholeShards:
-    "The shards of a store that one process has open as files, and a thread that fetches the next ones"
+    "The shards of a part that one process has open as files, and a thread that fetches the next ones"
     def __init__(self,
-        store # A `ShardStore`
+        part # A `ShardPart`
     ):
-        self.store,self.lock,self.files = store,threading.RLock(),OrderedDict()
+        self.part,self.lock,self.files = part,threading.RLock(),OrderedDict()
         self.changed = threading.Condition(self.lock) # Notified when a shard has been fetched, dropped or given up
         self.wanted,self.wait = [],False # What `prefetch` was called with
         self.failed = {} # `{shard: reason}`: wanted shards that cannot be fetched
@@ -43,7 +43,7 @@ class WholeShards:
 
     def new_epoch(self):
         "If the shards have stamps, these are looked at again when a shard is needed, and all are opened again"
-        if self.store.table.stamp is None: return
+        if self.part.table.stamp is None: return
         with self.lock:
             self.wanted = []
             for known in self.stamps,self.files,self.failed: known.clear()
@@ -55,13 +55,13 @@ class WholeShards:
         """The `stamp_number` that a shard has now, looked at once in an epoch; 0 if none was recorded
 
         Raises `CorruptSample` if it has another size than when it was indexed, `StoreUnavailable`, `StoreNotFound`."""
-        store,table = self.store,self.store.table
+        part,table = self.part,self.part.table
         recorded,known = table.stamp_of(shard),self.stamps.get(shard, 0)
         if known or not recorded: return known
-        try: size,stamp = store.tars.size_and_stamp(table.name(shard))
+        try: size,stamp = part.tars.size_and_stamp(part.file(shard))
         except FileNotFoundError: return recorded   # reading it is an error that says more
         if size not in (None, table.size[shard]):
-            raise store.changed_error(shard, f'it has {size:,} bytes, and had {int(table.size[shard]):,}')
+            raise part.changed_error(shard, f'it has {size:,} bytes, and had {int(table.size[shard]):,}')
         now = self.stamps[shard] = stamp_number(stamp) or recorded   # some storage does not tell
         return now
 
@@ -74,7 +74,7 @@ class WholeShards:
         compared with their checksum: those that come into the cache, if there is one. Raises what `stamp` and `fetch`
         raise."""
         now = self.stamp(shard)
-        if now==self.store.table.stamp_of(shard): return
+        if now==self.part.table.stamp_of(shard): return
         stamp,wrong = self.compared.get(shard, (0,''))
         if stamp!=now:
             try: self._compare(shard)
@@ -85,10 +85,10 @@ class WholeShards:
 
     def _compare(self, shard):
         "Raises `CorruptSample` unless a shard has the bytes that were indexed"
-        table,fd = self.store.table,None
-        if self.store.cache is not None and not self.store.in_place(shard):
-            key = self.store.shard_key(shard)   # what is there by this name was compared when it came
-            fd = self.store.cache.open(key, table.whole(shard)) or self.fetch(shard)
+        table,fd = self.part.table,None
+        if self.part.cache is not None and not self.part.in_place(shard):
+            key = self.part.shard_key(shard)   # what is there by this name was compared when it came
+            fd = self.part.cache.open(key, table.whole(shard)) or self.fetch(shard)
         if fd is not None: os.close(fd)
         else:
             with open(os.devnull, 'wb') as file: self.download(shard, file)
@@ -104,15 +104,18 @@ class WholeShards:
             if shard in self.files:
                 self.files.move_to_end(shard)
                 return self.files[shard]
-        store = self.store
-        if store.in_place(shard):
-            try: fd = open_regular(store.tars.path(store.table.name(shard)))
-            except FileNotFoundError: raise store.missing_shard_error(shard) from None
-            store.check_not_replaced(fd)
-        else: fd = None if store.cache is None else self._open_cached(shard)
-        if fd is None: return
+        part = self.part
+        if part.in_place(shard):
+            try: fd = open_regular(part.tars.path(part.file(shard)))
+            except FileNotFoundError: raise part.missing_shard_error(shard) from None
+            file = _File(fd)
+            part.store.check_version()   # another dataset may have files of the same names
+        else:
+            fd = None if part.cache is None else self._open_cached(shard)
+            if fd is None: return
+            file = _File(fd)
         with self.lock:
-            file = self.files[shard] = _File(fd)
+            self.files[shard] = file
             # those that are wanted stay: who reads them waits until they are in `files`
             others = [shard for shard in self.files if shard not in self.wanted]
             for shard in others[:max(0, len(self.files)-_MAX_FILES)]: del self.files[shard]
@@ -127,10 +130,10 @@ class WholeShards:
             while self.wait and shard in self.wanted and shard not in self.failed:
                 if shard in self.files: return os.dup(self.files[shard].fd)
                 wait(self.changed, 1)
-        store = self.store
-        fd = store.cache.open(store.shard_key(shard), store.table.whole(shard))
+        part = self.part
+        fd = part.cache.open(part.shard_key(shard), part.table.whole(shard))
         if fd is not None: return fd
-        if store.table.compression(shard): return self.fetch(shard)   # a compressed shard cannot be read in parts
+        if part.table.compression(shard): return self.fetch(shard)   # a compressed shard cannot be read in parts
 
     def prefetch(self,
         shards:list, # Numbers of shards, in the order in which they will be used
@@ -161,10 +164,10 @@ class WholeShards:
         """Remove a shard's copy that this process has open, which is damaged, from the cache, and warn
 
         If the shard is wanted, it is fetched again, but only once. Does nothing if this process has no copy open."""
-        with self.lock: file = None if self.store.in_place(shard) else self.files.pop(shard, None)
+        with self.lock: file = None if self.part.in_place(shard) else self.files.pop(shard, None)
         if file is None: return
-        store,name = self.store,self.store.table.name(shard)
-        removed = store.cache.drop(store.shard_key(shard), file.fd)
+        part,name = self.part,self.part.file(shard)
+        removed = part.cache.drop(part.shard_key(shard), file.fd)
         with self.lock:
             if shard in self.wanted and shard in self.dropped:
                 self.failed[shard] = 'its copies in the cache are damaged again and again'
@@ -172,7 +175,7 @@ class WholeShards:
             self.dropped.add(shard)
             self.changed.notify_all()
         what = ', and was removed' if removed else ', but cannot be removed'
-        warnings.warn(f'{store.name}: the copy of {name} in the cache {store.cache.folder} is damaged{what}; '
+        warnings.warn(f'{part.name}: the copy of {name} in the cache {part.cache.folder} is damaged{what}; '
                       'what it holds is fetched again; is the disk failing?', stacklevel=2)
 
     def _fetch_wanted(self):
@@ -182,7 +185,7 @@ class WholeShards:
         while True:
             with self.lock:
                 shard = next((s for s in self.wanted if s not in self.files and s not in self.failed
-                              and not self.store.in_place(s)), None)
+                              and not self.part.in_place(s)), None)
                 if shard is None:
                     self.thread = None
                     return
@@ -201,8 +204,8 @@ class WholeShards:
         """A new descriptor of a shard in the cache, for the caller to close
 
         If the shard is not there, it is fetched into the cache first. Raises what `download` raises."""
-        store = self.store
-        return store.cache.fetch(store.shard_key(shard), store.table.whole(shard), partial(self.download, shard))
+        part = self.part
+        return part.cache.fetch(part.shard_key(shard), part.table.whole(shard), partial(self.download, shard))
 
     def download(self,
         shard:int, # Number of the shard
@@ -212,7 +215,7 @@ class WholeShards:
 
         If the bytes are not those that were indexed, all are transferred once more, to the start of `file`. Raises
         `CorruptSample`, `MissingSample`, `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
-        store,table = self.store,self.store.table
+        part,table = self.part,self.part.table
         for _ in range(2):
             file.seek(0)
             unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
@@ -226,9 +229,9 @@ class WholeShards:
             if crc==table.crc[shard] and not left: return
         size = int(table.size[shard])
         if received==size and self.stamp(shard)!=table.stamp_of(shard):
-            raise store.changed_error(shard, 'its bytes do not match their checksum')
+            raise part.changed_error(shard, 'its bytes do not match their checksum')
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
-        raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} (2 times)')
+        raise CorruptSample(f'{part.name}: shard {part.file(shard)}: {what} (2 times)')
 
     def pieces(self,
         shard:int # Number of the shard
@@ -236,7 +239,7 @@ class WholeShards:
         """The bytes of a shard as it is stored, to its end or to where it is cut off
 
         Raises `MissingSample`, or `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
-        table = self.store.table
-        for content in self.store.tars.parts(table.name(shard), int(table.size[shard])):
-            if content is None: raise self.store.missing_shard_error(shard)
+        table = self.part.table
+        for content in self.part.tars.parts(self.part.file(shard), int(table.size[shard])):
+            if content is None: raise self.part.missing_shard_error(shard)
             yield content

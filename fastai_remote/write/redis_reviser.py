@@ -9,6 +9,7 @@ __all__ = ['MAX_UNUSED', 'RedisVersion', 'RedisReviser']
 
 # %% ../../nbs/write/08_redis_reviser.ipynb #a10e2946
 import uuid
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,7 +92,7 @@ class RedisVersion(NewVersion):
         for part in self.parts:
             dropped = {field:spec for field,spec in part.fields.items() if field in fields}
             self.dropped += value_keys(part.layout, dropped, part.n_places)[2:]   # without its failures and gaps
-        self.parts = [part._replace(fields={f:spec for f,spec in part.fields.items() if f not in fields})
+        self.parts = [replace(part, fields={f:spec for f,spec in part.fields.items() if f not in fields})
                       for part in self.parts]
 
     def finish(self,

@@ -36,7 +36,7 @@ class ShardVersion(NewVersion):
         reader:ShardReader # The same; it reads the indices
     ):
         super().__init__(store)
-        self.reader,self.counts = reader,dict(store.field_counts)
+        self.reader,self.counts = reader,dict(store.field_table.counts)
         self.manifest.overlays = [dict(overlay) for overlay in store.manifest.overlays]
         self.tables,self.rows = [store.table],[] # Tables of shards; for each run of new samples, where they go
         self.entries = [] # Of overlays that `add_part` adds
@@ -145,7 +145,7 @@ class ShardReviser(ShardWriter):
         store:ShardReader, # The version that is there
         change:Change # What becomes of it
     ):
-        storage = store.storage.subfolder(INDEX_FOLDER) if store.home else store.storage
+        storage = store.storage.subfolder(INDEX_FOLDER) if '/' in store.manifest_key else store.storage
         super().__init__(storage, name=store.name, foreign=not store.manifest.prefix)
         self.store,self.change = store,change
         self.needs_all = change.needs_all
@@ -230,16 +230,8 @@ def _value_bytes(store, field, numbers):
     """Returns how many bytes the values of a variable-width field of samples `numbers`, an array, have together
 
     0 if an index or an overlay is damaged or gone: values that are lost can be replaced or dropped."""
-    try: places = list(store.overlays.places(numbers, field)) if field in store.overlays else [(None, None, numbers)]
+    try: return sum(part.value_bytes(field, places) for part,_,places in store.groups(numbers, field))
     except (CorruptSample,MissingSample): return 0
-    try: return sum(_bytes_in_shards(dataset or store, field, there) for dataset,_,there in places)
-    except (CorruptSample,MissingSample): return 0
-
-def _bytes_in_shards(store, field, numbers):
-    "As `_value_bytes`, of values that are in the shards of `store`, not in its overlays"
-    shards,positions = store.at(numbers)
-    indices = store.indices(np.unique(shards).tolist())
-    return sum(int(index.spans(field, positions[shards==shard])[1].clip(0).sum()) for shard,index in indices.items())
 
 def _field_bytes(store, field, n=16):
     """Returns about how many bytes all values of a variable-width field have: those in `n` shards, times a factor

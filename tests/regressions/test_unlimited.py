@@ -8,6 +8,7 @@ from PIL import Image
 
 from fastai_remote import index_shards, RedisStore, ShardStore, tar_samples, to_redis
 from fastai_remote.core import seal, StoreError
+from fastai_remote.store.base import image_stats
 from fastai_remote.source import tars
 from fastai_remote.store.shard_index import INDEX_MAGIC, ShardManifest, ShardTable
 from fastai_remote.source.tars import tar_members
@@ -49,7 +50,7 @@ def use(open_store):
         store[0], store[len(store)-1], list(store.failures()), repr(store), store._repr_html_()
         repr(store.vocab), repr(store.splits)
         store.get_many(range(min(len(store), 6)), store.fields)
-        for field in store.manifest.stats: store.mean_image(field), store.image_stats(field)
+        for field in store.manifest.stats: store.mean_image(field), image_stats(store, field)
         for field in store.manifest.counts: store.class_counts(field)
     except (StoreError,IndexError): pass   # `IndexError`: there may be no sample now
     except ValueError as e: assert 'register_codec' in str(e)   # of a codec that only its author has
@@ -313,7 +314,7 @@ def test_lines_of_compressed_tables_have_a_limit(tmp_path):
 def test_other_types_in_an_index(tmp_path):
     "Whose checksums match, as its author would write it"
     store,_ = put(tmp_path/'d', [sample if k else {'txt':'no label'} for k,sample in enumerate(samples())])
-    path = tmp_path/'d'/store.index_file(0)
+    path = tmp_path/'d'/store.part(0).indices.file(0)
     stored = path.read_bytes()
     start = len(INDEX_MAGIC)+4
     length = int.from_bytes(stored[start-4:start], 'little')
@@ -331,7 +332,7 @@ def test_other_types_in_an_index(tmp_path):
         (tmp_path/'d/manifest.json').write_bytes(manifest.to_json())
         for use in (lambda store: store.get_many(range(6), [f'{f}?' if f!='txt' else f for f in store.fields]),
                     lambda store: store.keys(range(6)), lambda store: store.location(1, 'jpg'),
-                    lambda store: list(store.presence('cls')), lambda store: store.indices([0])[0].record):
+                    lambda store: list(store.presence('cls')), lambda store: store.part(0).indices.get([0])[0].record):
             try: use(ShardStore(tmp_path/'d'))
             except (StoreError,IndexError): pass
             except Exception as e: wrong.append(f'{place} = {other!r}: {type(e).__name__}: {e}')
