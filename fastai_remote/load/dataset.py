@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, inspect, itertools, warnings, zlib
+import collections, copy, gc, inspect, itertools, sys, warnings, zlib
 
 import numpy as np
 from fastcore.basics import patch
@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 
 from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
-from .epochs import Epochs, seed_of, share_of, SharedNumbers
+from .epochs import Epochs, rank_and_world_size, seed_of, share_of, SharedNumbers
 from .items import check_label_codes, get_remote_items
-from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
+from .prefetch import FetchThreads, shard_prefetch
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
 from .stream import batch_arguments, Pipeline, RemoteStream, StreamInput
 from ..order.base import Order
@@ -283,7 +283,7 @@ class RemoteDataset(Pipeline, Dataset):
 
     def read_ahead(self,
         batches, # Iterable of arrays of positions
-        prefetch # Called with each of them, returns arguments of the store's `prefetch`, or `None`
+        prefetch=None # Called with each of them, returns arguments of the store's `prefetch`, or `None`
     ): # Iterator of what `read` returns
         "Read batches, each while the one before it is processed"
         if get_worker_info() is not None:
@@ -294,7 +294,7 @@ class RemoteDataset(Pipeline, Dataset):
         waiting = collections.deque()
         with FetchThreads(1) as submit:
             for positions in batches:
-                waiting.append(submit(self.read, positions, prefetch(positions)))
+                waiting.append(submit(self.read, positions, prefetch and prefetch(positions)))
                 if len(waiting)>1: yield waiting.popleft()()
             while waiting: yield waiting.popleft()()
 
@@ -350,19 +350,7 @@ class _BatchEpochs(Epochs):
         return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
     def _shard_prefetch(self, order, worker, given=0):
-        return _shard_prefetch(self.ds, _shard_sizes(self), order, worker, given)
-
-def _shard_prefetch(ds, sizes, order, worker, given=0):
-    """A function to call with each batch of `worker`: it returns the arguments of the store's `prefetch`, or `None`
-
-    `sizes` is what `_shard_sizes` returns, or `None`; `order` is that of the rank; `given` is the number of samples
-    that this worker has read before."""
-    if sizes is None or not reads_whole_shards(ds.items): return lambda positions: None
-    perm = shard_permutation_of(order)
-    if perm is None: return ShardsInOrder(ds.items)
-    prefetch = ShuffledShards(ds.store, perm, worker)
-    prefetch.given = given
-    return prefetch
+        return None if _shard_sizes(self) is None else shard_prefetch(self.ds.items, order, worker, given)
 
 # %% ../../nbs/load/15_dataset.ipynb #55ba641b
 def _which_samples(source):
@@ -433,13 +421,14 @@ class RemoteBatches(_BatchEpochs, Sampler):
         "Yields the `_Positions` of each batch of an epoch with this seed, from batch number `first` on"
         order,epoch,workers = self._order(seed, self.num_workers),self.times,self.num_workers
         self.ds.store.new_epoch()
-        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*workers
-        else:   # batch `k` is for worker `k%workers`
+        prefetch = None
+        if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
             given = [(first-worker+workers-1)//workers*self.bs for worker in range(workers)]
             prefetch = [self._shard_prefetch(order, worker, given[worker]) for worker in range(workers)]
         for k,numbers in enumerate(worker_batches(order[first*self.bs:], self.bs), first):
             positions = _Positions(numbers.tolist())
-            positions.prefetch,positions.epoch = prefetch[k%workers](positions),epoch
+            positions.epoch = epoch
+            if prefetch and prefetch[k%workers]: positions.prefetch = prefetch[k%workers](positions)
             yield positions
 
 def _check_options(method, options):
@@ -448,6 +437,13 @@ def _check_options(method, options):
     unknown = [name for name in options if name not in known]
     if unknown: raise unknown_arguments(f'RemoteDataset.{method}', unknown, known)
 
+def _check_not_replaced(ds, rank=None, **kwargs):
+    "Raises `ValueError` in a process of several that Ray Train has started, which replaces batches by single samples"
+    if rank is not None or 'ray.train.torch' not in sys.modules or rank_and_world_size()[1]==1: return
+    raise ValueError(f'{ds.store.name}: prepare_data_loader of Ray Train would replace these batches by single '
+                     'samples. It keeps DataLoader(ds.batched(…), batch_size=None). Or give rank= and world_size= to '
+                     'ds.batches, and call prepare_data_loader(loader, add_dist_sampler=False)')
+
 @patch
 @delegates(_BatchEpochs, but=['ds'])
 def batches(self:RemoteDataset,
@@ -455,8 +451,11 @@ def batches(self:RemoteDataset,
     num_workers:int=0, # Number of workers of the loader
     **kwargs # `shuffle` (default: true), `seed`, `interleave`, `drop_last`, `rank` and `world_size`
 )->RemoteBatches:
-    "A `batch_sampler` for a torch `DataLoader` of this dataset"
+    """A `batch_sampler` for a torch `DataLoader` of this dataset
+
+    In Ray Train, raises `ValueError` unless `rank` is given, as Ray would replace it."""
     _check_options('batches', kwargs)
+    _check_not_replaced(self, **kwargs)
     res = RemoteBatches(self, bs, **{'seed':self.seed, **kwargs})
     res.num_workers = max(num_workers, 1)
     return res
@@ -596,8 +595,8 @@ class SampleInput(StreamInput):
         # few samples are divided into smaller parts, so that all workers get some
         n = max(1, min(_READ, self._size()//(8*consumer.count)))
         order = self._order(seed_of(*key), consumer, n)
-        prefetch = _shard_prefetch(self.ds, None if self.parts or self.resampled else _shard_sizes(self), order,
-                                   consumer.worker)
+        by_shards = not (self.parts or self.resampled) and _shard_sizes(self) is not None
+        prefetch = shard_prefetch(self.ds.items, order, consumer.worker) if by_shards else None
         batches = worker_batches(order, n, consumer.worker, consumer.num_workers)
         return self.ds.pairs(self.ds.read_ahead(batches, prefetch))
 

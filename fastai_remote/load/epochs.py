@@ -8,7 +8,7 @@ Docs: page `load/epochs`"""
 __all__ = ['rank_and_world_size', 'share_of', 'Consumer', 'seed_of', 'SharedNumbers', 'Epochs']
 
 # %% ../../nbs/load/13_epochs.ipynb #a3a9cdb1
-import multiprocessing, os
+import multiprocessing, os, sys
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -117,7 +117,9 @@ class Epochs:
         self.seed = seed
         self.given_rank = None if world_size is None else (rank,world_size)
         self.found_rank = None   # what `rank_and_world_size` returned last
-        self.numbers = SharedNumbers(2)   # that of the next epoch, and of calls of `set_epoch`
+        # That of the next epoch; that of calls of `set_epoch`; 1 if `keep_undivided` was called
+        self.numbers = SharedNumbers(3)
+        self.found_refusal = ''   # what `refusal` returned in the process that made this one
         self.times = 0   # epochs that began in this process
 
     @property
@@ -139,6 +141,23 @@ class Epochs:
         self.numbers[0] = epoch
         self.numbers[1] += 1
 
+    def keep_undivided(self):
+        "Promise that no framework divides again what is read, so that there is no `refusal`"
+        self.numbers[2] = 1
+
+    def refusal(self)->str:
+        """Why this epoch must not begin; empty if it may
+
+        accelerate may be about to divide among its processes what is divided already. Nobody can see whether it is: so
+        where it has several processes, `prepare_loader` has to be called."""
+        state = sys.modules.get('accelerate.state')
+        if self.numbers[2]: return ''
+        if state is None or not state.is_initialized(): return self.found_refusal
+        if state.PartialState().num_processes==1 or self.world_size==1: return ''
+        return (f'{self!r}: these samples are divided among the {self.world_size} ranks, and accelerate would divide '
+                'them again. Call prepare_loader(accelerator, loader) of fastai_remote.load.frameworks in place of '
+                'accelerator.prepare(loader); a loader of ds.batched(…) needs batch_size=None')
+
     @property
     def ranks(self)->tuple:
         "`(rank, world_size)` as given, or else as `rank_and_world_size` finds them, which may raise `ValueError`"
@@ -154,16 +173,19 @@ class Epochs:
     world_size = property(lambda self: self.ranks[1])
 
     def __getstate__(self):
-        try: _ = self.ranks   # looked up now, for a worker that is spawned
-        except ValueError: pass   # raised again when this is used
-        return self.__dict__.copy()
+        # Looked up now, for a worker that is spawned, and knows neither its rank nor of accelerate
+        try: _,refusal = self.ranks,self.refusal()
+        except ValueError: refusal = ''   # raised again when this is used
+        return self.__dict__ | dict(found_refusal=refusal)
 
     def draw_key(self)->tuple:
         """A tuple of ints that seeds the random numbers of the epoch that begins; the same in all workers and ranks
 
         With a seed or several ranks it is `(seed or 0, epoch)`. Otherwise it differs from epoch to epoch: it is drawn
         from torch's generator, or in a worker it consists of the seed of the loader and `times`. Call it once per
-        epoch, as it counts the epoch in `times`. Raises `ValueError` for a seed that is no int of at least 0."""
+        epoch, as it counts the epoch in `times`. Raises `ValueError` for a seed that is no int of at least 0, and if
+        there is a `refusal`."""
+        if refusal:=self.refusal(): raise ValueError(refusal)
         if self.seed is not None: checked_seed(self.seed)
         info = get_worker_info()
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
