@@ -49,7 +49,7 @@ __all__ = sorted(_module_of)
 def __getattr__(name):
     """Import a public name from its module
 
-    fastai's classes get our methods with `block`. A star import brings it, and where fastai is there already, any name."""
+    With `block`, fastai's classes get our methods: a star import brings it, and after fastai's import any name does."""
     if name not in _module_of: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     if 'fastai.data.core' in _modules: _import_module(f'{__name__}.block')
     res = globals()[name] = getattr(_import_module(f'{__name__}.{_module_of[name]}'), name)

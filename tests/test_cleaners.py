@@ -5,12 +5,14 @@ import builtins, os, pickle, shutil
 import pytest
 from fastai.vision.all import *
 pytest.importorskip('ipywidgets', reason='the cleaners are made of ipywidgets')
-import fastai.vision.widgets   # before `fastai_remote`, as this is no notebook
+import fastai.vision.widgets
 
 from conftest import class_of
 from in_memory import in_memory
 from fastai_remote import *
-from fastai_remote.load.cleaners import RemoteImage
+from fastai_remote.load.cleaners import fit_cleaners, RemoteImage
+
+fit_cleaners(fastai.vision.widgets)   # as in a notebook: in this process, these may have been imported too late
 
 @pytest.fixture(autouse=True)
 def notebook(monkeypatch):
