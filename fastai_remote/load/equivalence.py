@@ -138,13 +138,13 @@ _batch_sources = (
     Pipeline.__call__, _transform.compose_tfms, _cast.retain_type,
     *(vars(Transform)[name] for name in ('__call__','_call','_do_call')))
 
-# Hashes of their source texts in fastai 2.8.10 to 2.8.12, and in fasttransform 0.0.5
+# Hashes of their source texts in fastai 2.8.12 and fasttransform 0.0.5; several of one function have spaces between
 _known_sources = {
     'fastai.vision.core.load_image': '7746d510bd3d',
     'fastai.vision.core.image2tensor': '321da9197fee',
     'fastai.vision.core.PILBase.create': 'b93543227b53',
-    'fastai.vision.augment.Image._do_crop_pad': 'c6c4fd7947de fe2959580c40',
-    'fastai.vision.augment.Image.crop_pad': '9cb1254da552 37dea38c5915',
+    'fastai.vision.augment.Image._do_crop_pad': 'fe2959580c40',
+    'fastai.vision.augment.Image.crop_pad': '37dea38c5915',
     'fastai.vision.augment.Image.flip_lr': 'aa1e27f3ce91',
     'fastai.vision.augment.PILImage.dihedral': 'e66cbb718d8d',
     'fastai.data.load.fa_collate': '411c74ebf177',
@@ -285,10 +285,8 @@ def why_unknown(
         return f'{name} is not {" or ".join(c.__name__ for c in types)}'
     watched = _watched[cls]
     if why:=watched.change(): return why
-    for attribute,value in vars(transform).items():
+    for attribute in vars(transform):
         shipped = watched.seen.get(attribute)
-        is_own = inspect.ismethod(value) and value.__func__ is shipped and value.__self__ is transform
-        if is_own: continue   # fastai before 2.8.12 sets `before_call` so
         if callable(shipped) or isinstance(shipped, (property,Function)):
             return f'{name}.{attribute} was replaced on the object'
     return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
