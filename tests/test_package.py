@@ -76,7 +76,8 @@ from fastai_remote import RemoteDataset
 print('fastai' in sys.modules)
 from fastai_remote import *
 import fastai_remote.load.frameworks
-print([f for f in sys.meta_path if 'fastai_remote' in type(f).__module__]==[], accelerate.accelerator.prepare_data_loader is stock)"""
+finders = [finder for finder in sys.meta_path if 'fastai_remote' in type(finder).__module__]
+print(finders==[], accelerate.accelerator.prepare_data_loader is stock)"""
     assert python_with_torch(code).split()==['False','True','True']
 
 # --- layers

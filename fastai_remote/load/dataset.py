@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 
 from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
-from .epochs import EpochIterator, Epochs, rank_and_world_size, seed_of, share_of, SharedNumbers, this_worker
+from .epochs import (
+    EpochIterator, Epochs, rank_and_world_size, seed_of, share_of, SharedNumbers, this_worker)
 from .items import check_label_codes, get_remote_items
 from .prefetch import FetchThreads, shard_prefetch
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step

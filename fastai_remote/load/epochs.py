@@ -258,8 +258,8 @@ class EpochIterator:
         for name,value in self._options().items():
             if state.get(name)==value: continue
             if name=='which':
-                raise ValueError(f'{self.source!r}: this state is of an epoch of other samples, or of samples in shards '
-                                 'of other sizes, and cannot be continued with these')
+                raise ValueError(f'{self.source!r}: this state is of an epoch of other samples, or of samples in '
+                                 'shards of other sizes, and cannot be continued with these')
             raise ValueError(f'{self.source!r}: this state is of an epoch with {name}={state.get(name)}, and cannot be '
                              f'continued with {name}={value}')
         self.key,self.count,self.iterator = tuple(state['key']),state['count'],None

@@ -180,7 +180,7 @@ def _why_other_source(f):
     if digest in _known_sources.get(name, '').split(): return ''
     why = f'{name} of {module.__name__} {module.__version__} is not one that fastai_remote knows'
     warnings.warn(f'{why}: batches that need it are built by stock code, which is slower. Use a version that is known, '
-                  'or a newer fastai_remote')
+                  'or a newer fastai_remote', stacklevel=2)
     return why
 
 def why_other_source(*functions)->str:
