@@ -2,6 +2,7 @@
 
 A public name is imported from its module when it is first used. So a process that only writes does not import torch."""
 from .block import RedisBlock as RedisBlock
+from .block import RemoteDL as RemoteDL
 from .block import ShardBlock as ShardBlock
 from .codec.raster import Rasterise as Rasterise
 from .codec.sequences import StrokeSequence as StrokeSequence
@@ -31,7 +32,6 @@ from .load.dataset import RemoteDataset as RemoteDataset
 from .load.fetch_transform import Fetch as Fetch
 from .load.items import RemoteItems as RemoteItems
 from .load.items import get_remote_items as get_remote_items
-from .load.loader import RemoteDL as RemoteDL
 from .load.mix import mix as mix
 from .load.normalize import MeanImage as MeanImage
 from .load.splitters import FieldSplitter as FieldSplitter

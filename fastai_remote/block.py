@@ -8,7 +8,10 @@ Docs: page `block`"""
 __all__ = ['ShardBlock', 'RedisBlock']
 
 # %% ../nbs/04_block.ipynb #d6fb8a1f
+import sys
 from functools import partial, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ from fastcore.meta import delegates
 from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
 from .load.batch import fetch_of, first_or_other
+from .load.cleaners import fit_cleaners
 from .load.fetch_transform import Fetch, NO_SAMPLE_NUMBER
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
@@ -162,7 +166,7 @@ def from_shards(cls:DataLoaders,
 # %% ../nbs/04_block.ipynb #6cf8d678
 # Each calls what was there before, which may be the patch of another extension. Not `patch_to` of fastcore, whose
 # `_orig_…` is what was there before the first patch of all, so that an extension would take ours out
-_setup_before,_test_dl_before = TfmdLists.setup,DataLoaders.test_dl
+_setup_before,_test_dl_before,_new_before = TfmdLists.setup,DataLoaders.test_dl,TfmdDL.__new__
 
 @wraps(_setup_before)
 def _setup(self, train_setup=True):
@@ -189,7 +193,19 @@ def _test_dl(self:DataLoaders,
     if isinstance(dl, RemoteDL): dl.in_place = 'on_bad' not in kwargs
     return dl
 
-TfmdLists.setup,DataLoaders.test_dl = _setup,_test_dl
+def _new(cls, dl=None, *args, **kwargs):
+    """The `DistributedDL` of a `RemoteDL` is a `RemoteDistributedDL`
+
+    This module does not import fastai.distributed, and with it accelerate: most who use it need neither."""
+    if f'{cls.__module__}.{cls.__name__}'=='fastai.distributed.DistributedDL' and dl is not None:
+        cls = import_module('.load.frameworks', __package__).distributed_class(dl)
+    return _new_before(cls)
+
+TfmdLists.setup,DataLoaders.test_dl,TfmdDL.__new__ = _setup,_test_dl,_new
+
+# fastai's cleaners are for notebooks. Their module takes a while to import, so that nothing else waits for it
+if 'fastai.vision.widgets' in sys.modules or 'ipykernel' in sys.modules and find_spec('ipywidgets'):
+    fit_cleaners(import_module('fastai.vision.widgets'))
 
 def _check_labelled(dsets, items):
     """Raise `TypeError` if a target of `dsets` is read from a store, and the first of `items` cannot have one

@@ -1,8 +1,8 @@
 "How a loader makes batches: as a whole or item by item, what of it is noticed, and what becomes of bad samples"
-import pickle, threading, zlib
+import pickle, threading, warnings, zlib
 from types import SimpleNamespace
 
-import pytest
+import fastai, pytest
 from conftest import fails
 from fastai.vision.all import *
 from fasttransform import Transform
@@ -14,7 +14,7 @@ from fastai_remote.codec.arrays import NpyImageCodec
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.core import CorruptSample, MissingSample, UnknownField
-from fastai_remote.load import loader
+from fastai_remote.load import equivalence, loader
 from fastai_remote.load.equivalence import is_shipped
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.load.loader import RemoteDL
@@ -80,6 +80,23 @@ def made(monkeypatch):
         return b
     monkeypatch.setattr(WholeBatches, 'finish', logged)
     return log
+
+@pytest.mark.parametrize('function,x,others', [
+    ('fastai.vision.core.load_image', 'a.png', ['age.f4']), ('fastai.data.transforms.Categorize.encodes', 'a.png', []),
+    ('fastai.data.load.fa_collate', 'age.f4', [])])
+def test_a_function_of_an_unknown_version_turns_off_what_needs_it(store, monkeypatch, function, x, others):
+    "And it is named, once, with its version"
+    equivalence._why_other_source.cache_clear()
+    monkeypatch.setitem(equivalence._known_sources, function, '0123456789ab')
+    why = f'{function} of fastai {fastai.__version__} is not one that fastai_remote knows'
+    with pytest.warns(UserWarning, match=re.escape(why)):
+        dl = loaders(store, x, item_tfms=Resize(16) if x=='a.png' else None).train
+        assert why in dl.explain()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert len(list(dl))==5 and why in dl.explain()
+        for other in others: assert loaders(store, other).train.explain().startswith('Whole batches')
+    equivalence._why_other_source.cache_clear()
 
 TFMS = [[], [RandomResizedCrop(16), FlipItem()], [Resize(16), DihedralItem()], [Resize((12, 18), method='squish')],
     [RandomCrop(14)], [CropPad(9), FlipItem(1.)]]

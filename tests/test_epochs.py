@@ -68,7 +68,8 @@ def batches_of_rank(ds, kind, bs, seed, workers, **options):
         made = ds.batches(bs, num_workers=workers, seed=seed, **options)
         return [ds.__getitems__(positions) for positions in made],len(made)
     made = ds.batched(bs, None, **options)
-    return [batch for worker in range(workers) for batch in made.batches(seed, worker, workers)],len(made)
+    consumers = [Consumer(worker=worker, num_workers=workers) for worker in range(workers)]
+    return [batch for consumer in consumers for batch in made.results((seed,), consumer, 0)],len(made)
 
 @given(st.sampled_from(['memory','shards']), st.sampled_from(['batches','batched']), st.slices(N), st.integers(1, 4),
        st.integers(1, 3), st.integers(1, 20), st.integers(0, 2**62), st.fixed_dictionaries(dict(

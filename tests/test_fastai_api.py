@@ -15,6 +15,7 @@ from fastai.vision.learner import _add_norm, model_meta
 from pipelines import Data, TARGETS, sample
 
 from fastai_remote import *
+from fastai_remote.load.cleaners import fit_cleaners
 from fastai_remote.order.base import Order
 
 NOTEBOOK = Path(__file__).parents[1]/'nbs/tutorials/fastai_api.ipynb'
@@ -301,7 +302,9 @@ def _(e):
     return interp.confusion_matrix(),interp.most_confused(),printed(interp.print_classification_report),drawn()
 @row('`ImageClassifierCleaner(learn)`, `ImagesCleaner`', 'which images, in which order, and their thumbnails')
 def _(e):
+    from fastai.vision import widgets
     from fastai.vision.widgets import ImageClassifierCleaner, ImagesCleaner
+    if not e.stock: fit_cleaners(widgets)   # as in a notebook
     shown = []
     builtins.display = shown.append
     try:

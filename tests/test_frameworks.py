@@ -4,6 +4,7 @@ Or it says clearly what to do. The scripts are those of the section "Other frame
 import json, math, os, re, socket, subprocess, sys, tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from clusters import one_ray_at_a_time
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
-from fastai_remote.load.frameworks import prepare_for_accelerate
 
 processes = pytest.mark.xdist_group('processes')
 
@@ -83,39 +83,52 @@ def each_once(a, b, twice=1):
 
 ACCELERATE = '''
 from accelerate import Accelerator, DataLoaderConfiguration
+from fastai_remote.load.frameworks import prepare_loader
 
 def loaders():
     accelerator = Accelerator()
     loader = DataLoader(ds, batch_sampler=ds.batches(8, num_workers=1), num_workers=1)
-    loader = accelerator.prepare(loader)
-    yield 'batches', loader
-    yield 'batched', accelerator.prepare(DataLoader(ds.batched(8), batch_size=None, num_workers=1))
-    yield 'stream', accelerator.prepare(DataLoader(ds.shuffle(seed=1), batch_size=8, num_workers=1))
-    yield 'shuffle', accelerator.prepare(DataLoader(ds, batch_size=8, shuffle=True))
+    loader = prepare_loader(accelerator, loader)
+    yield 'batches', accelerator.prepare(loader)   # which has no effect
+    yield 'batched', prepare_loader(accelerator, DataLoader(ds.batched(8), batch_size=None, num_workers=1))
+    spawned = DataLoader(ds.batched(8), batch_size=None, num_workers=1, multiprocessing_context='spawn')
+    yield 'spawned', prepare_loader(accelerator, spawned)
+    yield 'stream', prepare_loader(accelerator, DataLoader(ds.shuffle(seed=1), batch_size=8, num_workers=1))
+    yield 'shuffle', prepare_loader(accelerator, DataLoader(ds, batch_size=8, shuffle=True))
     for name,options in dict(dispatch=dict(dispatch_batches=True), uneven=dict(even_batches=False)).items():
         other = Accelerator(dataloader_config=DataLoaderConfiguration(**options))
-        yield name, other.prepare(DataLoader(ds, batch_sampler=ds.batches(8)))
-        yield name+' batched', other.prepare(DataLoader(ds.batched(8), batch_size=None))
+        yield name, prepare_loader(other, DataLoader(ds, batch_sampler=ds.batches(8)))
+        yield name+' batched', prepare_loader(other, DataLoader(ds.batched(8), batch_size=None))
+
+def divided_again(accelerator):
+    "Loaders that accelerate prepares by itself, and would divide again"
+    workers = dict(num_workers=1, multiprocessing_context='spawn')
+    for loader in (DataLoader(ds, batch_sampler=ds.batches(8)), DataLoader(ds.batched(8)),
+                   DataLoader(ds.shuffle(seed=1), batch_size=8), DataLoader(ds.batched(8), batch_size=None, **workers)):
+        yield accelerator.prepare(loader)
 
 if __name__=='__main__':
     warnings.simplefilter('error', UserWarning)
     epochs = {name:[[i for x,_ in loader for i in numbers(x)] for _ in range(2)] for name,loader in loaders()}
     accelerator = Accelerator()
-    errors = [error(lambda: accelerator.prepare(DataLoader(ds.batched(8)))),
-              error(lambda: accelerator.prepare(DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=1))))]
+    given = ds.batches(8, rank=accelerator.process_index, world_size=3)
+    errors = [error(lambda: prepare_loader(accelerator, DataLoader(ds.batched(8)))),
+              error(lambda: prepare_loader(accelerator, DataLoader(ds, batch_sampler=given))),
+              *(error(lambda: list(loader)) for loader in divided_again(accelerator))]
     save(accelerator.process_index, errors=errors, **epochs)
 '''
 @pytest.mark.slow
 @processes
 def test_accelerate(two_ranks):
-    "`prepare` divides no loader a second time; a loader with torch's sampler it divides, and fills the last batches"
+    "No loader is divided a second time; one with torch's sampler is divided, and its last batches are filled"
     pytest.importorskip('accelerate')
     a,b = two_ranks(ACCELERATE)
     errors = a.pop('errors')
     streams = list(zip(a.pop('stream'), b.pop('stream')))   # without repeats, so one rank has one sample more
     assert all(sorted(one+other)==list(range(N)) for one,other in streams) and streams[0]!=streams[1]
     assert 'batches of 1 of them: DataLoader(ds.batched(…), batch_size=None)' in errors[0]
-    assert 'divided among 1 ranks, of which this is rank 0, and accelerate has 2' in errors[1]
+    assert 'divided among 3 ranks, of which this is rank 0, and accelerate has 2' in errors[1]
+    assert all('Call prepare_loader(accelerator, loader)' in message for message in errors[2:]) and len(errors)==6
     for name in a:
         if name!='errors': each_once(a[name], b[name], twice=7 if name=='shuffle' else 1)
 
@@ -129,28 +142,29 @@ class Mesh:
                                      (dict(cp=4), 1)])
 def test_meshes_of_accelerate(path, sizes, n):
     "Ranks that divide a model or a sequence read the same samples, so these are divided among fewer ranks"
-    def prepare(dataloader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
-        assert torch_device_mesh is None and num_processes==1
-        return dataloader
-    def prepared(world_size, process=None):
+    pytest.importorskip('accelerate')
+    from fastai_remote.load.frameworks import prepare_loader
+    def prepared(world_size, process=0):
         loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=world_size))
-        made = prepare_for_accelerate(prepare, loader, num_processes=4, process_index=process,
-                                      torch_device_mesh=Mesh(**sizes))
-        assert made is loader
+        accelerator = SimpleNamespace(
+            num_processes=4, process_index=process, torch_device_mesh=Mesh(**sizes), state=None, device='cpu',
+            device_placement=True, rng_types=[], non_blocking=False, use_stateful_dataloader=False)
+        assert prepare_loader(accelerator, loader).batch_sampler is loader.batch_sampler
     ds = dataset(path)
     prepared(n)
     prepared(n, 4//n-1)
-    with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}: .* world_size='):
+    with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}, .* world_size='):
         prepared(3)
     for process in range(4//n, 4):
         message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
         with pytest.raises(ValueError, match=message): prepared(n, process)
 
 def test_fastai_divides_no_loader_of_ours(path):
-    from fastai.distributed import DistributedTrainer
+    from fastai.distributed import DistributedDL
+    import fastai_remote.block
     ds = dataset(path)
     with pytest.raises(ValueError, match='would divide a torch DataLoader of a RemoteDataset again: '):
-        DistributedTrainer._wrap_dl(None, DataLoader(ds, batch_sampler=ds.batches(8)))
+        DistributedDL(DataLoader(ds, batch_sampler=ds.batches(8)))
 
 def test_the_examples_of_the_guide_are_those_of_these_tests():
     guide = (Path(__file__).parents[1]/'nbs/guide/training.md').read_text(encoding='utf-8')
@@ -297,6 +311,7 @@ def test_lightning(path, tmp_path):
 # --- HuggingFace's Trainer
 
 TRANSFORMERS = '''
+from fastai_remote.load.frameworks import prepare_loader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 class Line(torch.nn.Module):
@@ -318,7 +333,7 @@ class RemoteTrainer(Trainer):
                                              seed=self.args.seed)
         loader = DataLoader(self.train_dataset, batch_sampler=batches, num_workers=workers,
                             collate_fn=self.data_collator)
-        return self.accelerator.prepare(loader)
+        return prepare_loader(self.accelerator, loader)
 
 def fit(cls, ds, collate=collate, resume=None):
     args = TrainingArguments(out, per_device_train_batch_size=8, num_train_epochs=2, use_cpu=True, report_to='none',
@@ -363,20 +378,17 @@ def train(config):
     open(f'{out}/{rank}.began', 'w').close()
     ds = RemoteDataset(ShardStore(config['path'])).to_tuple('x.f4', 'y.f4')
     seen = []
-    loader = DataLoader(ds, batch_sampler=ds.batches(8))
+    loader = DataLoader(ds.batched(8), batch_size=None)
+    loader = ray.train.torch.prepare_data_loader(loader)
+    for epoch in range(2):
+        loader.dataset.set_epoch(epoch)
+        seen.append([i for x,_ in loader for i in numbers(x)])
+    epochs = dict(batched=seen, batches=[], error=error(lambda: ds.batches(8)))
+    loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=rank, world_size=2))
     loader = ray.train.torch.prepare_data_loader(loader, add_dist_sampler=False)
     for epoch in range(2):
         loader.batch_sampler.set_epoch(epoch)
-        seen.append([i for x,_ in loader for i in numbers(x)])
-    epochs = dict(batches=seen)
-    for kind,loader in dict(default=DataLoader(ds, batch_sampler=ds.batches(8)),
-                            batched=DataLoader(ds.batched(8), batch_size=None)).items():
-        loader = ray.train.torch.prepare_data_loader(loader)
-        source = loader.dataset if kind=='batched' else loader.batch_sampler
-        epochs[kind] = []
-        for epoch in range(2):
-            source.set_epoch(epoch)
-            epochs[kind].append([i for x,_ in loader for i in numbers(x)])
+        epochs['batches'].append([i for x,_ in loader for i in numbers(x)])
     save(rank, **epochs)
 
 if __name__=='__main__':
@@ -390,7 +402,7 @@ if __name__=='__main__':
 @processes
 @pytest.mark.timeout(1200)
 def test_ray_train(path, tmp_path):
-    "`prepare_data_loader` leaves our batches as they are, with and without `add_dist_sampler=False`"
+    "`prepare_data_loader` leaves `batched` as it is, and `batches` with `add_dist_sampler=False`"
     pytest.importorskip('ray')
     (tmp_path/'script.py').write_text(HEAD+RAY)
     for _ in range(2):   # if Ray does not start the ranks, it is started anew; the ranks have one attempt
@@ -400,4 +412,5 @@ def test_ray_train(path, tmp_path):
         if list(tmp_path.glob('*.began')): break
     assert code==0, said(tmp_path)
     a,b = saved(tmp_path)
+    for rank in a,b: assert 'It keeps DataLoader(ds.batched(…), batch_size=None)' in rank.pop('error')
     for kind in a: each_once(a[kind], b[kind])

@@ -3,16 +3,13 @@ import ast, configparser, importlib.util, json, os, pickle, re, subprocess, sys,
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from graphlib import TopologicalSorter
-from itertools import count
 from pathlib import Path
-from zipimport import zipimporter
 
 import pytest
 from fastai.data.core import DataLoaders
 
 import fastai_remote
 from fastai_remote import MemoryStore, RedisStore, RemoteDataset, TieredStore, to_redis, to_shards
-from fastai_remote.imported import add_late_methods, when_imported
 from fastai_remote.store.redis import RedisReader
 
 root = Path(__file__).parents[1]
@@ -25,7 +22,7 @@ NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError MemorySto
     img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store'''.split()
 BY_NAME = 'DamagedTar IngestReport Permutation RedisWriter RemoteItems VerifyReport simplify'.split()
 # a package imports from those before it
-LAYERS = 'runs core imported clock processes parallel order codec store write source ingest load block testing cli'.split()
+LAYERS = 'runs core clock processes parallel order codec store write source ingest load block testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f
     for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
@@ -56,9 +53,9 @@ print(shadowed, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
     assert python_with_torch(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore',
-           'import fastai_remote; import fastai.data.core',
+           'import fastai.data.core, fastai_remote; fastai_remote.RedisStore',
            'from fastai_remote import *; from fastai.vision.all import *',
-           'import fastai_remote.store.redis_keys; from fastai.data.all import *']
+           'from fastai_remote import RemoteDL; from fastai.data.all import *']
 
 @pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, python_with_torch):
@@ -74,87 +71,18 @@ print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from
     assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
         ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
-def test_methods_that_fastai_is_to_get_import_nothing_by_themselves(python_with_torch):
-    "A process that has fastai, and writes, loads no more than it needs"
-    code = '''import sys, fastai.data.core
-from fastai_remote import to_redis, RedisStore
-import fastai.vision.all
-heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch_transform'
-print([m for m in sys.modules if m in heavy])'''
-    assert python_with_torch(code)=='[]'
-
-# --- what waits for a module
-
-def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path, monkeypatch):
-    "What waits for it is not called, and does not hide the error"
-    (tmp_path/'broken_module.py').write_text('raise RuntimeError("its own")')
-    monkeypatch.syspath_prepend(tmp_path)
-    called = []
-    for name,error in ('broken_module','^its own$'),('absent_module',"^No module named 'absent_module'$"):
-        when_imported(name, called.append)
-        with pytest.raises((RuntimeError,ImportError), match=error): importlib.import_module(name)
-    assert not called
-
-def test_what_waits_for_a_module_gets_this_one_when_it_is_complete(tmp_path, monkeypatch):
-    "Also one of a zip, whose modules share a loader, which is as before then"
-    with zipfile.ZipFile(tmp_path/'code.zip', 'w') as f:
-        f.writestr('outer_module.py', 'import inner_module\nvalue = 3')
-        f.writestr('inner_module.py', '')
-    monkeypatch.syspath_prepend(tmp_path/'code.zip')
-    calls = []
-    when_imported('outer_module', lambda m: calls.append((m.__name__, hasattr(m, 'value'))))
-    assert importlib.util.find_spec('outer_module').name=='outer_module' and not calls
-    module = importlib.import_module('outer_module')
-    assert calls==[('outer_module', True)] and type(module.__loader__) is type(module.__spec__.loader) is zipimporter
-    assert 'exec_module' not in vars(module.__loader__)
-
-@pytest.fixture
-def late(tmp_path, monkeypatch):
-    "Makes a class to which a module adds methods; its `code` calls the class `owner`"
-    monkeypatch.syspath_prepend(tmp_path)
-    def make(code, *methods):
-        name = f'late_module_{next(numbers)}'
-        (tmp_path/f'{name}.py').write_text(f'import owner\n{code}')
-        importlib.invalidate_caches()
-        class A: pass
-        monkeypatch.setitem(sys.modules, 'owner', A)
-        add_late_methods(A, methods, name)
-        return A
-    return make
-
-numbers = count()
-
-def test_an_override_may_be_the_first_that_calls_a_late_method(late):
-    "It runs once, whatever the kind of the method"
-    code = """owner.made = classmethod(lambda cls, n: (cls.__name__,n))
-owner.go = lambda self, n: (type(self).__name__,n)
-owner.size = property(lambda self: 3)"""
-    for call,want in (lambda B: B.made(1), ('B',2)),(lambda B: B().go(1), ('B',2)),(lambda B: B().size, 6):
-        class B(late(code, 'made', 'go', 'size')):
-            @classmethod
-            def made(cls, n): return super().made(2*n)
-            def go(self, n): return super().go(2*n)
-            @property
-            def size(self): return 2*super().size
-        assert call(B)==want
-
-def test_an_interrupted_import_can_be_repeated(late):
-    "Ctrl-C while torch is imported: the method is still there"
-    A = late("""if not hasattr(owner, 'tried'):
-    owner.tried = True
-    raise KeyboardInterrupt
-owner.go = lambda self: 'gone'""", 'go')
-    with pytest.raises(KeyboardInterrupt): A().go()
-    assert A().go()=='gone'
-
-def test_threads_wait_for_a_late_method(late):
-    "The module takes a while, and looks for the method that it is about to replace, as fastcore's `patch` does"
-    A = late("""import time
-time.sleep(.2)
-owner.before = getattr(owner, 'go', None)
-owner.go = lambda self: 'gone'""", 'go')
-    with ThreadPoolExecutor(4) as threads: assert [*threads.map(lambda k: A().go(), range(4))]==['gone']*4
-    assert A.before is None
+def test_the_import_system_and_the_frameworks_are_left_as_they_are(python_with_torch):
+    "Nothing waits for an import, no function of accelerate is replaced, and users of torch load no fastai"
+    code = """import sys
+import accelerate.accelerator
+stock = accelerate.accelerator.prepare_data_loader
+from fastai_remote import RemoteDataset
+print('fastai' in sys.modules)
+from fastai_remote import *
+import fastai_remote.load.frameworks
+finders = [finder for finder in sys.meta_path if 'fastai_remote' in type(finder).__module__]
+print(finders==[], accelerate.accelerator.prepare_data_loader is stock)"""
+    assert python_with_torch(code).split()==['False','True','True']
 
 # --- layers
 

@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, inspect, itertools, warnings, zlib
+import collections, copy, gc, inspect, itertools, sys, warnings, zlib
 
 import numpy as np
 from fastcore.basics import patch
@@ -17,9 +17,10 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 
 from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
-from .epochs import Epochs, seed_of, share_of, SharedNumbers
+from .epochs import (
+    EpochIterator, Epochs, rank_and_world_size, seed_of, share_of, SharedNumbers, this_worker)
 from .items import check_label_codes, get_remote_items
-from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
+from .prefetch import FetchThreads, shard_prefetch
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
 from .stream import batch_arguments, Pipeline, RemoteStream, StreamInput
 from ..order.base import Order
@@ -284,7 +285,7 @@ class RemoteDataset(Pipeline, Dataset):
 
     def read_ahead(self,
         batches, # Iterable of arrays of positions
-        prefetch # Called with each of them, returns arguments of the store's `prefetch`, or `None`
+        prefetch=None # Called with each of them, returns arguments of the store's `prefetch`, or `None`
     ): # Iterator of what `read` returns
         "Read batches, each while the one before it is processed"
         if get_worker_info() is not None:
@@ -295,7 +296,7 @@ class RemoteDataset(Pipeline, Dataset):
         waiting = collections.deque()
         with FetchThreads(1) as submit:
             for positions in batches:
-                waiting.append(submit(self.read, positions, prefetch(positions)))
+                waiting.append(submit(self.read, positions, prefetch and prefetch(positions)))
                 if len(waiting)>1: yield waiting.popleft()()
             while waiting: yield waiting.popleft()()
 
@@ -329,16 +330,25 @@ class _BatchEpochs(Epochs):
         n = -(-len(self.ds)//self.world_size)
         return n//self.bs if self.drop_last else -(-n//self.bs)
 
-    def _seed(self):
-        """Seed of the epoch that begins: the same in all workers and in all ranks
-
-        Warns if this epoch has been read to its end before, in the same order."""
+    def draw_key(self):
+        "As in `Epochs`. Warns if this epoch has been read to its end before, in the same order."
         info = get_worker_info()
         is_chosen = self.seed is not None or self.world_size>1   # the order depends on `set_epoch`
         if (info is None or info.id==0) and self.shuffle and is_chosen and self.finished[0]==self.epoch+1:
             warnings.warn(f'{self.ds.store.name}: epoch {self.epoch} is read again, in the same order as before: '
-                          'call set_epoch(number) of the batches before each epoch', stacklevel=4)
-        return int(np.random.SeedSequence(self.draw_key()).generate_state(1, np.uint64)[0])
+                          'call set_epoch(number) of the batches before each epoch', stacklevel=5)
+        return super().draw_key()
+
+    def ended(self, epoch): self.finished[0] = epoch+1
+
+    def options(self):
+        """Also `which`, a crc32 by which `load_state_dict` notices that the samples are others
+
+        It is of up to 4,096 of the sample numbers, evenly spaced, and of the sizes of shards that are shuffled. Other
+        samples of the same numbers are not noticed: `edit` and `copy` keep the order."""
+        sizes,crc = _shard_sizes(self) if self.shuffle else None,self.ds.items.checksum()
+        return dict(samples=len(self.ds), bs=self.bs, shuffle=self.shuffle, interleave=self.interleave,
+                    drop_last=self.drop_last, which=crc if sizes is None else zlib.crc32(sizes.astype('<i8'), crc))
 
     def _order(self, seed, workers):
         "`Order` of the positions that this rank, with `workers` workers, reads; raises what `check_cache` raises"
@@ -351,96 +361,29 @@ class _BatchEpochs(Epochs):
         return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
     def _shard_prefetch(self, order, worker, given=0):
-        return _shard_prefetch(self.ds, _shard_sizes(self), order, worker, given)
-
-def _shard_prefetch(ds, sizes, order, worker, given=0):
-    """A function to call with each batch of `worker`: it returns the arguments of the store's `prefetch`, or `None`
-
-    `sizes` is what `_shard_sizes` returns, or `None`; `order` is that of the rank; `given` is the number of samples
-    that this worker has read before."""
-    if sizes is None or not reads_whole_shards(ds.items): return lambda positions: None
-    perm = shard_permutation_of(order)
-    if perm is None: return ShardsInOrder(ds.items)
-    prefetch = ShuffledShards(ds.store, perm, worker)
-    prefetch.given = given
-    return prefetch
-
-# %% ../../nbs/load/15_dataset.ipynb #55ba641b
-def _which_samples(source):
-    """A crc32 by which `load_state_dict` notices that the samples are others
-
-    Of up to 4,096 of the sample numbers of `source.ds`, evenly spaced, and of the sizes of shards that are shuffled."""
-    sizes,crc = _shard_sizes(source) if source.shuffle else None,source.ds.items.checksum()
-    return crc if sizes is None else zlib.crc32(sizes.astype('<i8').tobytes(), crc)
-
-class _EpochIterator:
-    """The batches of one epoch, as an iterator with a state
-
-    torchdata's `StatefulDataLoader` stores the state, and another process continues where it was."""
-    def __init__(self,
-        source:_BatchEpochs, # Where the batches come from
-        seed:int, # Seed of the epoch
-        batches, # `batches(seed, first)`: an iterator that begins with batch number `first` of this process
-        worker:int, # Number of this worker
-        num_workers:int # Number of workers
-    ):
-        self.source,self.seed,self.batches,self.count,self.iterator = source,seed,batches,0,None
-        self.number = source.epoch
-        self.options = dict(samples=len(source.ds), bs=source.bs, shuffle=source.shuffle, interleave=source.interleave,
-                            drop_last=source.drop_last, rank=source.rank, world_size=source.world_size, worker=worker,
-                            num_workers=num_workers)
-
-    def __iter__(self): return self
-
-    def __next__(self):
-        if self.iterator is None: self.iterator = self.batches(self.seed, self.count)
-        try: batch = next(self.iterator)
-        except StopIteration:
-            self.source.finished[0] = self.number+1
-            raise
-        self.count += 1
-        return batch
-
-    def state_dict(self)->dict:
-        "The place in the epoch, and all that its order depends on"
-        return dict(self.options, which=_which_samples(self.source), seed=self.seed, count=self.count)
-
-    def load_state_dict(self,
-        state:dict # What `state_dict` returned
-    ):
-        """Continue at this place
-
-        Raises `ValueError` if an option has changed, or the number of samples, which samples they are, or the sizes of
-        their shards. Other samples of the same numbers are not noticed: `edit` and `copy` keep the order."""
-        name = self.source.ds.store.name
-        changed = [name for name,value in self.options.items() if state.get(name)!=value]
-        if changed:
-            option = changed[0]
-            raise ValueError(f'{name}: this state is of an epoch with {option}={state.get(option)}, '
-                             f'and cannot be continued with {option}={self.options[option]}')
-        if state.get('which')!=_which_samples(self.source):
-            raise ValueError(f'{name}: this state is of an epoch of other samples, or of samples in shards of other '
-                             'sizes, and cannot be continued with these')
-        self.seed,self.count,self.iterator = state['seed'],state['count'],None
+        return None if _shard_sizes(self) is None else shard_prefetch(self.ds.items, order, worker, given)
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb
 class RemoteBatches(_BatchEpochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset` in constant memory; with `shuffle` in new order each epoch"
     num_workers = 1   # of the loader
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
-    def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
+    def __iter__(self): return EpochIterator(self, 0, self.num_workers)
+    def __repr__(self): return f'{self.ds!r}.batches({self.bs})'
 
-    def _batches(self, seed, first):
-        "Yields the `_Positions` of each batch of an epoch with this seed, from batch number `first` on"
-        order,epoch,workers = self._order(seed, self.num_workers),self.times,self.num_workers
+    def results(self, key, consumer, first):
+        "Yields the `_Positions` of each batch of an epoch, from batch number `first` on"
+        workers,epoch = self.num_workers,self.times
+        order = self._order(seed_of(*key), workers)
         self.ds.store.new_epoch()
-        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*workers
-        else:   # batch `k` is for worker `k%workers`
+        prefetch = None
+        if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
             given = [(first-worker+workers-1)//workers*self.bs for worker in range(workers)]
             prefetch = [self._shard_prefetch(order, worker, given[worker]) for worker in range(workers)]
         for k,numbers in enumerate(worker_batches(order[first*self.bs:], self.bs), first):
             positions = _Positions(numbers.tolist())
-            positions.prefetch,positions.epoch = prefetch[k%workers](positions),epoch
+            positions.epoch = epoch
+            if prefetch and prefetch[k%workers]: positions.prefetch = prefetch[k%workers](positions)
             yield positions
 
 def _check_options(method, options):
@@ -449,6 +392,13 @@ def _check_options(method, options):
     unknown = [name for name in options if name not in known]
     if unknown: raise unknown_arguments(f'RemoteDataset.{method}', unknown, known)
 
+def _check_not_replaced(ds, rank=None, **kwargs):
+    "Raises `ValueError` in a process of several that Ray Train has started, which replaces batches by single samples"
+    if rank is not None or 'ray.train.torch' not in sys.modules or rank_and_world_size()[1]==1: return
+    raise ValueError(f'{ds.store.name}: prepare_data_loader of Ray Train would replace these batches by single '
+                     'samples. It keeps DataLoader(ds.batched(…), batch_size=None). Or give rank= and world_size= to '
+                     'ds.batches, and call prepare_data_loader(loader, add_dist_sampler=False)')
+
 @patch
 @delegates(_BatchEpochs, but=['ds'])
 def batches(self:RemoteDataset,
@@ -456,8 +406,11 @@ def batches(self:RemoteDataset,
     num_workers:int=0, # Number of workers of the loader
     **kwargs # `shuffle` (default: true), `seed`, `interleave`, `drop_last`, `rank` and `world_size`
 )->RemoteBatches:
-    "A `batch_sampler` for a torch `DataLoader` of this dataset"
+    """A `batch_sampler` for a torch `DataLoader` of this dataset
+
+    In Ray Train, raises `ValueError` unless `rank` is given, as Ray would replace it."""
     _check_options('batches', kwargs)
+    _check_not_replaced(self, **kwargs)
     res = RemoteBatches(self, bs, **{'seed':self.seed, **kwargs})
     res.num_workers = max(num_workers, 1)
     return res
@@ -467,23 +420,13 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
     """Collated batches of a `RemoteDataset`, for a torch `DataLoader` with `batch_size=None`
 
     Where steps leave out samples, a worker fills its batches with the next ones, and `len` is an upper bound."""
-    def __iter__(self):
-        info = get_worker_info()
-        worker,num_workers = (info.id,info.num_workers) if info else (0,1)
-        def batches(seed, first): return self.batches(seed, worker, num_workers, first)
-        return _EpochIterator(self, self._seed(), batches, worker, num_workers)   # the seed is drawn here, not lazily
+    def __iter__(self): return EpochIterator(self, *this_worker())
 
-    def batches(self,
-        seed:int, # Of the order
-        worker:int, # This worker
-        num_workers:int, # Number of workers
-        first:int=0 # Batches to leave out at the beginning
-    ): # Iterator of batches
-        "The batches of a worker in an epoch"
+    def results(self, key, consumer, first):
         # where samples are left out, nobody knows what the first batches had: they are made again
         skipped = 0 if self.ds.may_drop else first
-        batches = self._batches(seed, worker, num_workers, skipped)
-        return itertools.islice(batches, first-skipped, None)
+        batches = self._batches(seed_of(*key), consumer.worker, consumer.num_workers, skipped)
+        yield from itertools.islice(batches, first-skipped, None)
 
     def _batches(self, seed, worker, num_workers, skipped):
         "Yields the batches of `worker`, without reading the first `skipped`: 0 where steps may leave out samples"
@@ -597,8 +540,8 @@ class SampleInput(StreamInput):
         # few samples are divided into smaller parts, so that all workers get some
         n = max(1, min(_READ, self._size()//(8*consumer.count)))
         order = self._order(seed_of(*key), consumer, n)
-        prefetch = _shard_prefetch(self.ds, None if self.parts or self.resampled else _shard_sizes(self), order,
-                                   consumer.worker)
+        by_shards = not (self.parts or self.resampled) and _shard_sizes(self) is not None
+        prefetch = shard_prefetch(self.ds.items, order, consumer.worker) if by_shards else None
         batches = worker_batches(order, n, consumer.worker, consumer.num_workers)
         return self.ds.pairs(self.ds.read_ahead(batches, prefetch))
 
@@ -640,4 +583,4 @@ class _BatchInput(StreamInput):
 
     def run(self, key, consumer):
         ds = self._of(consumer.rank, consumer.world_size)
-        return ((None,batch) for batch in ds.batches(seed_of(*key), consumer.worker, consumer.num_workers))
+        return ((None,batch) for batch in ds.results(key, consumer, 0))

@@ -9,12 +9,12 @@ __all__ = ['Run', 'Pipeline', 'batch_arguments', 'StreamInput', 'RemoteStream']
 
 # %% ../../nbs/load/14_stream.ipynb #d2c5f061
 import itertools, warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
-from torch.utils.data import default_collate, get_worker_info, IterableDataset
+from torch.utils.data import default_collate, IterableDataset
 
-from .epochs import Consumer, Epochs, seed_of, share_of, SharedNumbers
+from .epochs import Consumer, EpochIterator, Epochs, seed_of, share_of, SharedNumbers, this_worker
 from .steps import decode_step, Dropped, run_steps, Step
 
 # %% ../../nbs/load/14_stream.ipynb #0d320f8f
@@ -439,48 +439,6 @@ class StreamInput:
     def batched(self, stream, *args):
         "A dataset of batches whose number is known, or `None`: batches are a stage. `args` are `bs, collate, partial`."
 
-class _StreamIterator:
-    """The results of one process in an epoch of a stream, as an iterator with a state
-
-    torchdata's `StatefulDataLoader` stores the state. Another process continues where it was, and reads again what
-    came before."""
-    def __init__(self, stream, key, consumer):
-        self.stream,self.consumer = stream,consumer
-        self._start(key)
-
-    def _start(self, key):
-        self.key,self.count = key,0
-        self.samples = (sample for _,sample in self.stream.start(key, self.consumer))
-
-    def __iter__(self): return self
-
-    def __next__(self):
-        sample = next(self.samples)
-        self.count += 1
-        return sample
-
-    def close(self):
-        "Stop reading"
-        self.samples.close()
-
-    def state_dict(self)->dict:
-        "The place in the epoch, and the numbers that its random order depends on"
-        return dict(asdict(self.consumer), key=list(self.key), count=self.count)
-
-    def load_state_dict(self,
-        state:dict # What `state_dict` returned
-    ):
-        "Continue at this place; raises `ValueError` if there are other ranks or workers, or fewer results"
-        for name,value in asdict(self.consumer).items():
-            if state.get(name)!=value:
-                raise ValueError(f'{self.stream!r}: this state is of an epoch with {name}={state.get(name)}, and '
-                                 f'cannot be continued with {name}={value}')
-        self._start(tuple(state['key']))
-        while self.count<state['count']:
-            if next(self, self) is self:
-                raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} "
-                                 f'results in this process, and now there are {self.count}')
-
 class RemoteStream(Pipeline, Epochs, IterableDataset):
     """Samples one after the other, for a torch `DataLoader`: every sample once in an epoch, over all ranks and workers
 
@@ -528,20 +486,27 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         return self._staged('batched', bs, collate, partial) if result is None else result
 
     def __iter__(self):
-        info = get_worker_info()
-        worker,num_workers = (info.id,info.num_workers) if info else (0,1)
-        consumer = Consumer(*self.ranks, worker, num_workers)
-        self._check_epoch(consumer)
-        return _StreamIterator(self, self.draw_key(), consumer)   # the key is drawn now, not with the first sample
+        worker,num_workers = this_worker()
+        self._check_epoch(worker)
+        return EpochIterator(self, worker, num_workers)
 
-    def _check_epoch(self, consumer):
+    def results(self, key, consumer, first):
+        "Yields results; those before number `first` are read again, as nobody knows which samples they had"
+        results = (sample for _,sample in self.start(key, consumer))
+        given = sum(1 for _ in itertools.islice(results, first))
+        if given<first:
+            raise ValueError(f'{self!r}: this state is of an epoch that had at least {first} results in this process, '
+                             f'and now there are {given}')
+        yield from results
+
+    def _check_epoch(self, worker):
         "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
-        slot,now = consumer.worker%_SLOTS,self.n_set+1
+        slot,now = worker%_SLOTS,self.n_set+1
         is_again,self.begun[slot] = self.begun[slot]==now,now
-        if not is_again or not self.is_random or self.seed is None and consumer.world_size==1: return
+        if not is_again or not self.is_random or self.seed is None and self.world_size==1: return
         text = (f'{self!r}: this epoch has the same random order as the last one: call set_epoch(epoch) before each '
                 'epoch')
-        if consumer.world_size>1: raise ValueError(f'{text}, as there are {consumer.world_size} ranks')
+        if self.world_size>1: raise ValueError(f'{text}, as there are {self.world_size} ranks')
         warnings.warn(f'{text}, as the stream has a seed', stacklevel=3)
 
     @property

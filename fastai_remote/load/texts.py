@@ -14,20 +14,18 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-import fastai.data.core
 import numpy as np
 import pandas as pd
 import torch
 from fastai.text.core import Tokenizer, TokenizeWithRules, WordTokenizer
 from fastai.text.data import LMTensorText, Numericalize, Pad_Chunk, reverse_text, TensorText
-from fastai.torch_core import display_df, get_empty_df, tensor, TitledStr
+from fastai.torch_core import display_df, tensor, TitledStr
 from fastcore.basics import chunked
 from fastcore.foundation import L
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from ..imported import when_imported
 from .batch import BatchReader, StoreInputs
 from .equivalence import is_idle
 from .fetch_transform import Fetch
@@ -404,7 +402,6 @@ class RemoteLMDL(RemoteDL):
 
     Raises `ValueError` for `bs` or `seq_len` below 1, and for `balance`, `shuffle_fn`, and any `on_bad` but 'raise'."""
     _texts = _sequence = None   # of this epoch: `{position: tokens}` of the latest batch, the `TokenSequence`
-    _sizes = None   # no epoch reads whole shards, as each row of a batch is elsewhere
     def __init__(self,
         dataset, # `Datasets` or `TfmdLists` of texts
         bs:int=64, # Rows: parts of the sequence that are read side by side
@@ -419,13 +416,14 @@ class RemoteLMDL(RemoteDL):
                                  'that none can be left out, replaced, drawn, or put in an order of your own')
         if not bs or min(bs, seq_len)<1: raise ValueError(f'bs and seq_len must be at least 1, not {bs=}, {seq_len=}')
         self.seq_len = seq_len
-        super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **kwargs)
-        self._known_lengths = self.lengths(dataset)
-        if self._known_lengths is None:
+        # no epoch reads whole shards, as each row of a batch is elsewhere
+        super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **{**kwargs, 'interleave':None})
+        self.known_lengths = self.lengths(dataset)
+        if self.known_lengths is None:
             raise ValueError(f'{self.store_names}: no texts for a language model: a pipeline of the dataset needs a '
                              '`StoreTokenizer`, after a field with texts, or `StoredTokens`')
         blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
-        self.n_tokens = sum(int(self._known_lengths[block].sum(dtype=np.int64)) for block in blocks)
+        self.n_tokens = sum(int(self.known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.
         self.row_length = max(0, self.n_tokens-1)//bs
         batches = -(-self.row_length//seq_len)
@@ -456,7 +454,7 @@ class RemoteLMDL(RemoteDL):
     def _new_sequence(self):
         n = len(self.dataset)
         base = Permutation(n, self.rng.getrandbits(63)) if self.shuffle else Order(n)
-        return TokenSequence(base, n, self._known_lengths)
+        return TokenSequence(base, n, self.known_lengths)
 
     def _parts(self, k):
         """The parts of texts that item `k` of the epoch consists of: one row of a batch, and the token after it
@@ -512,7 +510,7 @@ class RemoteLMDL(RemoteDL):
     def _text(self, position):
         "The tokens, a tensor, of the text at `position`; raises `ValueError` if they are not as many as were counted"
         text = self._texts[position] if self._texts and position in self._texts else self.items[position]
-        counted = int(self._known_lengths[np.array([position])][0])
+        counted = int(self.known_lengths[np.array([position])][0])
         if len(text)==counted: return text
         raise ValueError(f'{self.store_names}: the text at position {position} has {len(text)} tokens, and {counted} '
                          'were counted before: a language model needs a tokenizer and transforms that always do the '
@@ -534,21 +532,3 @@ class _Tokens:
     def __init__(self, dataset): self.dataset = dataset
     def __len__(self): return len(self.dataset)
     def __getitem__(self, k): return _first(self.dataset[k])
-
-# %% ../../nbs/load/21_texts.ipynb #cef534a2
-def _repair_show_results(module):
-    """Replace fastai's `show_results` of texts, which fails because it calls `show_results[object]`
-
-    Does nothing if `show_results` can be subscripted. `module` is not used."""
-    show_results = fastai.data.core.show_results
-    if hasattr(type(show_results), '__getitem__'): return
-    @show_results.dispatch
-    def show_results(x:TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=150, **kwargs):
-        if ctxs is None: ctxs = get_empty_df(min(len(samples), max_n))
-        samples = L((sample[0].truncate(trunc_at),*sample[1:]) for sample in samples)
-        stock = fastai.data.core.show_results._resolve_method_with_cache((object,object,object,object))[0]
-        ctxs = stock(x, y, samples, outs, ctxs=ctxs, max_n=max_n, **kwargs)
-        display_df(pd.DataFrame(ctxs))
-        return ctxs
-
-when_imported('fastai.text.learner', _repair_show_results)
