@@ -106,10 +106,9 @@ def append(self:DatasetOps,
 
     Labels that are new get the next codes, so that those of a trained model stay the same. The new version becomes
     visible at once, when all is written. An interrupted call is continued by the same call. Stores that were opened
-    before raise `StoreNotFound`; those of shards may also go on with the samples that they had. Raises `ValueError` if
-    fields or splits do not fit, `StoreExists` if the source was appended before, and what `to_redis` raises. Files,
-    tables and lists of plain data are recognised; generators, datasets of PyTorch and lists of other objects are not,
-    and are appended again."""
+    before go on with the samples that they had. Raises `ValueError` if fields or splits do not fit, `StoreExists` if
+    the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised;
+    generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
     return append_samples(self, source, fn, again, **kwargs)
 
 @patch
@@ -122,8 +121,8 @@ def edit(self:DatasetOps,
     What has not changed is not written again; in Redis, each changed sample gets all fields of `set` anew. The samples
     behind one that is removed move up. Labels that are new get the next codes. If images of a field change, the new
     version has no `stats` of this field, and none at all if samples are removed: `copy` writes a dataset that has them.
-    The new version becomes visible at once. Stores that were opened before raise `StoreNotFound`; those of shards may
-    also go on with the earlier values. If there is nothing to do, returns this store. Raises `IndexError` for a sample
+    The new version becomes visible at once. Stores that were opened before go on with the earlier values, which stay
+    until the next version, or until `clean`. If there is nothing to do, returns this store. Raises `IndexError` for a sample
     that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample
     is to be removed and changed, or none would be left."""
     return edit_samples(self, drop, set)
@@ -139,8 +138,8 @@ def add_fields(self:DatasetOps,
 ): # The new version, a `Store`
     """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
-    The new version becomes visible at once, when all is written; stores that were opened before may raise
-    `StoreNotFound`. An interrupted call is continued by the same call; where only numbers and labels are added to
+    The new version becomes visible at once, when all is written; stores that were opened before go on as they are. An
+    interrupted call is continued by the same call; where only numbers and labels are added to
     shards, it begins anew. Each sample needs a value: if `fn` fails for one, `IngestError` is raised, and nothing has
     changed. Raises `ValueError` if there are fields of these names, or not one value for each sample, `UnknownField`
     for names in `fields` that do not exist, and what `to_redis` raises."""
