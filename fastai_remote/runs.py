@@ -151,7 +151,8 @@ class TooManyRuns(ValueError):
     def __init__(self,
         n:int, # Runs that there would be
         most:int, # Runs that are supported
-        advice:str='dropped or changed: make a new dataset, by store.copy or store.map(fn, name=…)' # End of the message
+        # End of the message
+        advice:str='dropped or changed: make a new dataset, by store.copy or store.map(fn, name=…)'
     ):
         super().__init__(f'{n:,} runs of consecutive samples, where {most:,} are supported, as so many samples are '
                          f'{advice}')
@@ -171,7 +172,8 @@ class GapTable:
     ):
         "Raises `ValueError` if these are no separate runs of `n_places` places, and `TooManyRuns`"
         starts,lengths = (np.asarray(a, np.int64) for a in (starts,lengths))
-        if len(starts)>MAX_GAPS: raise TooManyRuns(len(starts), MAX_GAPS, 'without a value: leave them out of the source')
+        if len(starts)>MAX_GAPS:
+            raise TooManyRuns(len(starts), MAX_GAPS, 'without a value: leave them out of the source')
         if len(starts)!=len(lengths): raise ValueError('columns of different lengths')
         if (starts<0).any() or (lengths<1).any() or (lengths>n_places-starts).any():
             raise ValueError(f'a run of nothing, or beyond {n_places} places')

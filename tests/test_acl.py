@@ -206,7 +206,7 @@ def test_the_right_is_that_of_the_replies_of_all_versions_whatever_the_name_of_t
     for right,replies in REPLIES.items():
         for reply in replies: assert f'needs {right} (' in missing_right(reply, ('GET','pets:meta'))
     for user in 'monkey','access','keys','command':
-        for rights,right in ((('~pets:*','+strlen'), '+get'), (('~a:*','+strlen','+get'), '~pets:*')):
+        for rights,right in ((('~pets:*','+strlen'), '+getrange'), (('~a:*','+strlen','+getrange'), '~pets:*')):
             with refused(f'needs {right} ('): RedisStore(url_of(user, '+hello', '+client', *rights), NAME)
 
 # --- a cluster

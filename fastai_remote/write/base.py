@@ -195,8 +195,8 @@ class Writer:
 
     One process leads: it calls `begin`, and at the end `commit` and `close`. What describes the dataset and the ingest
     is in a `Place`, so that beginning, continuing and abandoning are the same for all writers. Any process may call
-    `put` and `done`, on a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
-    `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
+    `put` and `done`, on a writer that the callable from `opener` has made there. Samples are written under their
+    numbers, in chunks of `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
 
     After a kill at any point, the same calls continue: `begin` returns the plan of the earlier run, and `records` the
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
@@ -242,8 +242,8 @@ class Writer:
 
     def _other_ingest(self):
         return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with '
-                           'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; repeat '
-                           f'that one to finish it, or {self.how_to_replace()} drops it')
+                           'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; '
+                           f'repeat that one to finish it, or {self.how_to_replace()} drops it')
 
     def _found(self, overwrite):
         """Removes what nobody needs; returns the manifest of the dataset that is there, and the plan of an ingest
@@ -319,6 +319,7 @@ class Writer:
     def abandon(self):
         "Removes everything that an unfinished ingest has written; the lock must be held. May raise `StoreBusy`"
         self.place.drop_plan()
+        self.plan = None
 
     def close(self):
         "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"
