@@ -122,8 +122,8 @@ def edit(self:DatasetOps,
     behind one that is removed move up. Labels that are new get the next codes. If images of a field change, the new
     version has no `stats` of this field, and none at all if samples are removed: `copy` writes a dataset that has them.
     The new version becomes visible at once. Stores that were opened before go on with the earlier values, which stay
-    until the next version, or until `clean`. If there is nothing to do, returns this store. Raises `IndexError` for a sample
-    that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample
+    until the next version, or until `clean`. If there is nothing to do, returns this store. Raises `IndexError` for a
+    sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample
     is to be removed and changed, or none would be left."""
     return edit_samples(self, drop, set)
 
