@@ -321,7 +321,7 @@ def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_
 def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client, server):
     write(server.url)
     ranges = [['d:txt:','5']],[['d:txt:',0,5,0]]
-    for stored in '[[]]','{"ranges":[]}','['*100_000,*(seal({'ranges':some}) for some in ranges):
+    for stored in '[[]]','{"ranges":[]}','['*100_000,*(seal({'entry':'other', 'ranges':some}) for some in ranges):
         client.hset('d:register', 'other', stored)
         with pytest.warns(UserWarning, match="d:register has a damaged entry b'other': the keys of 'd' that it names"):
             write(server.url, overwrite=True)
@@ -329,6 +329,20 @@ def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client
     client.hdel('d:register', 'other')
     RedisStore.delete(server.url, 'd')
     assert client.keys()==[b'fastai_remote:used']
+
+def test_a_flipped_bit_of_a_name_in_the_register_removes_nothing(client, server):
+    "The entry seems to be that of another dataset, which nobody needs; its keys are those of this one"
+    write(server.url)
+    store = RedisStore(server.url, 'd').edit(set={'txt':{0:'new'}})
+    want = store[:]
+    for entry,stored in client.hgetall('d:register').items():
+        for bit in range(0, 8*len(entry), 5):
+            client.hdel('d:register', entry)
+            client.hset('d:register', flipped(entry, bit), stored)
+            with pytest.warns(UserWarning, match='d:register has a damaged entry'): store.clean()
+            assert store[:]==want and not is_damaged(server.url)
+            client.hdel('d:register', flipped(entry, bit))
+            client.hset('d:register', entry, stored)
 
 def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, server):
     "A damaged lock is waited for until its lease ends, as that of another machine: nobody knows who has it"

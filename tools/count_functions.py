@@ -25,13 +25,13 @@ def called():
         monitor.use_tool_id(monitor.PROFILER_ID, 'count_functions')
         monitor.register_callback(monitor.PROFILER_ID, event, note)
         monitor.set_events(monitor.PROFILER_ID, event)
-        def stop(): monitor.free_tool_id(monitor.PROFILER_ID)
     else:
-        def profile(function): sys.setprofile(function), threading.setprofile(function)
-        profile(lambda frame, event, _: note(frame.f_code) if event=='call' else None)
-        def stop(): profile(None)
-    try: yield codes
-    finally: stop()
+        def profile(frame, event, _): note(frame.f_code) if event=='call' else None
+        for module in sys,threading: module.setprofile(profile)
+    yield codes
+    if sys.version_info>=(3,12): monitor.free_tool_id(monitor.PROFILER_ID)
+    else:
+        for module in sys,threading: module.setprofile(None)
 
 def jpegs(n):
     "Samples with the bytes of small JPEG files, and labels"
