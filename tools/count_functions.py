@@ -4,10 +4,8 @@ All runs in this process, which has done the same before: what is done once per 
 import io, sys, tempfile, threading
 from contextlib import contextmanager
 from pathlib import Path
-
 from fastai.vision.all import DataLoaders, Resize
 from PIL import Image
-
 import fastai_remote.block
 from fastai_remote import redis_server, to_redis, to_shards
 
