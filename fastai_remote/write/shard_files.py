@@ -75,7 +75,7 @@ configs:
 Tar shards that fastai_remote wrote: `ShardStore(folder)`, WebDataset and `datasets.load_dataset(folder)` read them.
 '''
 
-# What Hugging Face takes for splits in the names of files. It leaves out the files of all others, if there is one of them
+# What Hugging Face takes for splits in the names of files. If there is one of them, it leaves out all other files
 KNOWN_SPLITS = {'train','training','validation','valid','val','dev','test','testing','eval','evaluation'}
 
 def needs_card(
