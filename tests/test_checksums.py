@@ -104,6 +104,39 @@ def test_every_flipped_bit_is_found(client, server):
                 client.restore(key, 0, whole, replace=True)
     assert n_trained>300 and store.verify(num_workers=1).bad==0
 
+def changed(write):
+    "Writes samples of two splits with `write`, appends some, adds fields and edits them: `(the store, its facts)`"
+    def fn(i):
+        if i<0: raise ValueError(f'no {i}')
+        return sample(i%2+3*i)
+    options = dict(num_workers=0, progress=False)
+    store = write({'train':[0,1,-1,2,3], 'valid':[4,5]}, fn, chunk=3, max_failed=1., **options).store
+    store = store.append({'train':[6,-2,7]}, fn=fn, max_failed=1., **options)
+    more = {'more.u2':range(8), 'kind.txt':['x','y']*4}
+    store = store.add_fields({field:list(values) for field,values in more.items()}, **options)
+    return store.edit(drop=[1], set={'cls':{3:'cow'}, 'txt':{4:'new'}})
+
+def facts(store):
+    "All that a dataset says of itself"
+    manifest = store.manifest
+    return repr((store[:], store.splits, manifest.vocab, manifest.counts, manifest.stats, list(store.failures())))
+
+def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(client, server):
+    "In values and tables of all parts, what the version before uses, and the register; some bits of each key"
+    store = changed(lambda source, fn, **options: to_redis(source, server.url, 'd', fn, **options))
+    want,found = facts(store),set()
+    for key in sorted(client.keys()):
+        whole = client.dump(key)
+        for part,was,change in parts_of(client, key):
+            for bit in range(5, 8*len(was), max(len(was)*8//5, 11)):
+                change(was, flipped(was, bit))
+                try: assert facts(RedisStore(server.url, 'd'))==want, f'{key} {part} bit {bit}'
+                except (CorruptSample,UnsupportedFormat) as error:
+                    assert 'd: ' in str(error)
+                    found.add(key.split(b':')[0])
+                client.restore(key, 0, whole, replace=True)
+    assert len(found)==4 and not is_damaged(server.url)   # keys of four parts
+
 def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
     "Also by a store that was opened before, and where the bit, as one of an escape, does not change what it says"
     stored = client.get('d:meta')
