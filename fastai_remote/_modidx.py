@@ -6405,6 +6405,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_remote/write/shard_files.py'),
                                                  'fastai_remote.write.shard_files.is_own_file': ( 'write/shard_files.html#is_own_file',
                                                                                                   'fastai_remote/write/shard_files.py'),
+                                                 'fastai_remote.write.shard_files.needs_card': ( 'write/shard_files.html#needs_card',
+                                                                                                 'fastai_remote/write/shard_files.py'),
                                                  'fastai_remote.write.shard_files.own_shards': ( 'write/shard_files.html#own_shards',
                                                                                                  'fastai_remote/write/shard_files.py'),
                                                  'fastai_remote.write.shard_files.owns_card': ( 'write/shard_files.html#owns_card',

@@ -104,6 +104,39 @@ def test_every_flipped_bit_is_found(client, server):
                 client.restore(key, 0, whole, replace=True)
     assert n_trained>300 and store.verify(num_workers=1).bad==0
 
+def changed(write):
+    "Writes samples of two splits with `write`, appends some, adds fields and edits them: `(the store, its facts)`"
+    def fn(i):
+        if i<0: raise ValueError(f'no {i}')
+        return sample(i%2+3*i)
+    options = dict(num_workers=0, progress=False)
+    store = write({'train':[0,1,-1,2,3], 'valid':[4,5]}, fn, chunk=3, max_failed=1., **options).store
+    store = store.append({'train':[6,-2,7]}, fn=fn, max_failed=1., **options)
+    more = {'more.u2':range(8), 'kind.txt':['x','y']*4}
+    store = store.add_fields({field:list(values) for field,values in more.items()}, **options)
+    return store.edit(drop=[1], set={'cls':{3:'cow'}, 'txt':{4:'new'}})
+
+def facts(store):
+    "All that a dataset says of itself"
+    manifest = store.manifest
+    return repr((store[:], store.splits, manifest.vocab, manifest.counts, manifest.stats, list(store.failures())))
+
+def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(client, server):
+    "In values and tables of all parts, what the version before uses, and the register; some bits of each key"
+    store = changed(lambda source, fn, **options: to_redis(source, server.url, 'd', fn, **options))
+    want,found = facts(store),set()
+    for key in sorted(client.keys()):
+        whole = client.dump(key)
+        for part,was,change in parts_of(client, key):
+            for bit in range(5, 8*len(was), max(len(was)*8//5, 11)):
+                change(was, flipped(was, bit))
+                try: assert facts(RedisStore(server.url, 'd'))==want, f'{key} {part} bit {bit}'
+                except (CorruptSample,UnsupportedFormat) as error:
+                    assert 'd: ' in str(error)
+                    found.add(key.split(b':')[0])
+                client.restore(key, 0, whole, replace=True)
+    assert len(found)==4 and not is_damaged(server.url)   # keys of four parts
+
 def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
     "Also by a store that was opened before, and where the bit, as one of an escape, does not change what it says"
     stored = client.get('d:meta')
@@ -321,7 +354,7 @@ def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_
 def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client, server):
     write(server.url)
     ranges = [['d:txt:','5']],[['d:txt:',0,5,0]]
-    for stored in '[[]]','{"ranges":[]}','['*100_000,*(seal({'ranges':some}) for some in ranges):
+    for stored in '[[]]','{"ranges":[]}','['*100_000,*(seal({'entry':'other', 'ranges':some}) for some in ranges):
         client.hset('d:register', 'other', stored)
         with pytest.warns(UserWarning, match="d:register has a damaged entry b'other': the keys of 'd' that it names"):
             write(server.url, overwrite=True)
@@ -329,6 +362,20 @@ def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client
     client.hdel('d:register', 'other')
     RedisStore.delete(server.url, 'd')
     assert client.keys()==[b'fastai_remote:used']
+
+def test_a_flipped_bit_of_a_name_in_the_register_removes_nothing(client, server):
+    "The entry seems to be that of another dataset, which nobody needs; its keys are those of this one"
+    write(server.url)
+    store = RedisStore(server.url, 'd').edit(set={'txt':{0:'new'}})
+    want = store[:]
+    for entry,stored in client.hgetall('d:register').items():
+        for bit in range(0, 8*len(entry), 5):
+            client.hdel('d:register', entry)
+            client.hset('d:register', flipped(entry, bit), stored)
+            with pytest.warns(UserWarning, match='d:register has a damaged entry'): store.clean()
+            assert store[:]==want and not is_damaged(server.url)
+            client.hdel('d:register', flipped(entry, bit))
+            client.hset('d:register', entry, stored)
 
 def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, server):
     "A damaged lock is waited for until its lease ends, as that of another machine: nobody knows who has it"

@@ -305,3 +305,13 @@ def test_folders_of_shards_are_read_as_they_are(tmp_path, splits, maxcount):
         '.fastai_remote','labels.json','manifest.json', *([] if splits else ['README.md'])}
     ShardStore.delete(tmp_path/'d')
     assert not (tmp_path/'d').exists()
+
+@pytest.mark.parametrize('splits', [('a','b'), ('train','extra'), ('training set','dev'), ('test','valid')], ids=str)
+def test_datasets_reads_all_splits_whatever_their_names(tmp_path, splits):
+    "Names of splits that it does not know are no splits there, and no samples are left out; also when replaced"
+    for there in splits,('train','valid'),splits:
+        source = {split:[{'txt':f'{split} {i}', 'cls':'ab'[i%2]} for i in range(3)] for split in there}
+        to_shards(source, tmp_path/'d', overwrite=True, num_workers=0, progress=False)
+        loaded = datasets.load_dataset(str(tmp_path/'d'), cache_dir=str(tmp_path/'cache'))
+        texts = sorted(text for rows in loaded.values() for text in rows['txt'])
+        assert texts==sorted(f'{split} {i}' for split in there for i in range(3))

@@ -571,6 +571,14 @@ def test_a_file_that_a_version_does_not_need_stays_until_the_next_one_or_until_i
     folders.delete()
     assert not stored()
 
+def test_only_the_version_that_is_there_can_be_cleaned(place):
+    store = place.write(samples(0, 9))
+    edited = store.edit(drop=[0])
+    with pytest.raises(StoreNotFound, match='replaced since it was opened'): store.clean()
+    edited.clean()
+    place.delete()
+    with pytest.raises(StoreNotFound): edited.clean()
+
 def test_a_field_that_is_named_twice_is_dropped_once(redis_place):
     other = redis_place.write(samples(0, 9), 'e').drop_fields('txt', 'txt')
     assert redis_place.write(samples(0, 9)).drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0

@@ -13,6 +13,7 @@ from fastai_remote import (CorruptSample, MissingSample, RemoteDataset, ShardSto
 from fastai_remote.store.cache import FileCache
 from pets import loaders
 from shard_helpers import tar
+from test_checksums import changed, facts
 
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
 options = dict(num_workers=1, shuffle=False, progress=False)
@@ -85,6 +86,22 @@ def test_each_flipped_bit_is_found(tiny, name, step):
         except (CorruptSample,UnsupportedFormat): assert name=='manifest.json'
     (tiny/name).write_bytes(b)
     assert not is_damaged(tiny)
+
+def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(tmp_path):
+    "In tars, indices, tables, lists of failures and overlays; some bits of each file"
+    folder = tmp_path/'d'
+    store = changed(lambda source, fn, **options: to_shards(source, folder, fn, maxcount=3, **options))
+    want,found = facts(store),set()
+    for path in sorted(path for path in folder.rglob('*') if path.is_file()):
+        whole = path.read_bytes()
+        for bit in range(5, 8*len(whole), max(len(whole)*8//5, 11)):
+            path.write_bytes(flipped(whole, bit))
+            try: assert facts(ShardStore(folder))==want, f'{path} bit {bit}'
+            except (CorruptSample,UnsupportedFormat) as error:
+                assert re.search('d: |/d/', str(error))
+                found.add(path.name)
+            path.write_bytes(whole)
+    assert {'manifest.json','.gaps-4','.runs-4','shard2-failures.json'}<=found and not is_damaged(folder)
 
 def test_each_flipped_bit_of_a_value_is_found_by_reading(tiny):
     "Without `verify`"

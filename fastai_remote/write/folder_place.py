@@ -20,7 +20,7 @@ from ..store.storage import Storage
 from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
 from .shard_files import CARD, CARD_FILE, files_of, generation_of, is_own_file, MAX_STATE
-from .shard_files import own_shards, owns_card, owns_labels
+from .shard_files import needs_card, own_shards, owns_card, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, SHARD_FILE, STATE_FILE
 
 # %% ../../nbs/write/12_folder_place.ipynb #dbf2c409
@@ -230,15 +230,15 @@ def publish(self:FolderPlace,
 def _write_for_others(self:FolderPlace, manifest):
     """Writes `labels.json` and `README.md`, which other tools read
 
-    The latter tells Hugging Face to read the tars, unless there is another one. With splits, their names in those of
-    the shards do that, and our own file is removed; so is `labels.json` without labels."""
+    The latter tells Hugging Face to read the tars, unless there is another one. If it knows the names of all splits,
+    those in the names of the shards do that, and our own file is removed; so is `labels.json` without labels."""
     content = pack_labels(manifest.vocab)
     if content: self.storage.write('labels.json', content)
     elif owns_labels(self.storage, self.committed()): self.storage.remove(['labels.json'])
     if not self.for_others: return
-    is_there = CARD_FILE in self.storage.names()
-    if not manifest.splits and not is_there: self.storage.write(CARD_FILE, CARD)
-    elif manifest.splits and is_there and owns_card(self.storage): self.storage.remove([CARD_FILE])
+    is_there,is_needed = CARD_FILE in self.storage.names(),needs_card(manifest.splits)
+    if is_needed and not is_there: self.storage.write(CARD_FILE, CARD)
+    elif is_there and not is_needed and owns_card(self.storage): self.storage.remove([CARD_FILE])
 
 @patch
 def _remove_for_others(self:FolderPlace):

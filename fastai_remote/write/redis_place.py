@@ -141,7 +141,7 @@ def store_plan(self:RedisPlace,
 
 def _register(p, keys, entries):
     "Queues the command that stores `entries`, `{ID: ranges}`, in the register"
-    p.hset(keys.register, mapping={entry:seal({'ranges':ranges}) for entry,ranges in entries.items()})
+    p.hset(keys.register, mapping={entry:seal({'entry':entry, 'ranges':ranges}) for entry,ranges in entries.items()})
 
 @patch
 def drop_plan(self:RedisPlace):
@@ -190,13 +190,15 @@ def _before(manifest):
 def _ranges(self:RedisPlace, entry, stored):
     """Returns the ranges of keys in an entry of the register, as `value_keys` does; `None`, with a warning, if damaged
 
-    They may be the keys of other datasets then."""
+    They may be the keys of other datasets, or its name may be that of something else."""
     try:
-        ranges = unseal(stored)['ranges']
+        content = unseal(stored)
+        ranges = content['ranges']
+        if content['entry'].encode()!=entry: raise ValueError
         for start,*numbers in ranges:
             if not isinstance(start, str) or list(map(type, numbers))!=[int]*3 or numbers[2]<1: raise ValueError
         return ranges
-    except (ValueError,KeyError,TypeError):
+    except (ValueError,KeyError,TypeError,AttributeError):
         warnings.warn(f'{self.url}: {self.keys.register} has a damaged entry {entry[:40]!r}: the keys of {self.name!r} '
                       'that it names stay where they are', stacklevel=2)
 

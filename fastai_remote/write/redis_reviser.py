@@ -157,4 +157,6 @@ class RedisReviser(RedisWriter):
 
     def clean(self):
         "Removes what only the version before uses; its open stores raise `StoreNotFound` then. Raises `StoreBusy`"
-        with self.place.locked(): self.place.clean_up(keep_before=False)
+        with self.place.locked():
+            self.check_dataset(self.place.committed(), False)
+            self.place.clean_up(keep_before=False)

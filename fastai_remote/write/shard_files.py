@@ -6,8 +6,8 @@ Docs: page `write/shard_files`"""
 
 # %% auto #0
 __all__ = ['PLAN_FILE', 'SHARD_FILE', 'FAILURES_FILE', 'PART_FILE', 'STATE_FILE', 'RECORD_FILE', 'MAX_STATE',
-           'CARD_FILE', 'CARD', 'record_number', 'generation_of', 'own_shards', 'owns_labels', 'owns_card',
-           'is_own_file', 'files_of']
+           'CARD_FILE', 'CARD', 'KNOWN_SPLITS', 'record_number', 'generation_of', 'own_shards', 'owns_labels',
+           'needs_card', 'owns_card', 'is_own_file', 'files_of']
 
 # %% ../../nbs/write/10_shard_files.ipynb #a1f00004
 import re
@@ -74,6 +74,15 @@ configs:
 ---
 Tar shards that fastai_remote wrote: `ShardStore(folder)`, WebDataset and `datasets.load_dataset(folder)` read them.
 '''
+
+# What Hugging Face takes for splits in the names of files. If there is one of them, it leaves out all other files
+KNOWN_SPLITS = {'train','training','validation','valid','val','dev','test','testing','eval','evaluation'}
+
+def needs_card(
+    splits:dict # `{name: [start, stop]}` of a dataset
+)->bool:
+    "Returns whether Hugging Face must be told to read all tars, as one split"
+    return not splits or not KNOWN_SPLITS.issuperset(splits)
 
 def owns_card(
     storage:Storage # A folder

@@ -187,7 +187,9 @@ class ShardReviser(ShardWriter):
 
     def clean(self):
         "Removes what only the version before uses; its open stores raise `StoreNotFound` then. Raises `StoreBusy`"
-        with self.place.locked(): self.place.clean_up(keep_before=False)
+        with self.place.locked():
+            self.check_dataset(self.place.committed(), False)
+            self.place.clean_up(keep_before=False)
 
     def overlay_storage(self,
         k:int # Overlays of this version are counted from 0
