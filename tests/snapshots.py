@@ -5,7 +5,9 @@ import redis
 
 from fastai_remote import RedisStore, ShardStore, StoreNotFound, to_redis, to_shards
 
-def client(server): return redis.Redis.from_url(server.url)
+def client(server):
+    "Of a server, or of an object with the `cluster` of which `url` is a node"
+    return (redis.RedisCluster if getattr(server, 'cluster', None) else redis.Redis).from_url(server.url)
 
 def needed(server, name):
     "The IDs in the register that the dataset of this name, the version before it, and an ingest need"
