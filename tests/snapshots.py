@@ -23,7 +23,7 @@ def keys(server):
     for key in client(server).keys('*:register'):
         unneeded = set(client(server).hkeys(key))-needed(server, key.decode().removesuffix(':register'))
         assert not unneeded, (key, unneeded)
-    names = sorted(re.sub('@[0-9a-f]{16,32}', '@', key.decode()) for key in client(server).keys())
+    names = sorted(re.sub(r'@[0-9a-f]{16,32}(\.\d+)?', '@', key.decode()) for key in client(server).keys())
     return [name for name in names if name!='fastai_remote:used' and not name.endswith((':lock',':register'))]
 
 def seen(store):

@@ -76,3 +76,19 @@ def test_whatever_happens_to_names_each_holds_its_own_and_nothing_else_is_left(s
     for name in left: RedisStore.abandon(server.url, name)
     for name in have: RedisStore.delete(server.url, name)
     assert keys(server)==[]
+
+def test_an_unfinished_ingest_stays_under_the_old_name_with_its_keys(fresh):
+    "It is finished there, and a later change of the dataset that was renamed does not remove its samples"
+    to_redis(items('a'), fresh.url, 'a', **ONE)
+    def interrupted(records, *_):
+        yield next(records)
+        raise KeyboardInterrupt
+    def replace(progress=False):
+        to_redis(items('z'), fresh.url, 'a', chunk=16, overwrite=True, **{**ONE, 'progress':progress})
+    with pytest.raises(KeyboardInterrupt): replace(interrupted)
+    RedisStore(fresh.url, 'a').rename('b')
+    replace()
+    RedisStore(fresh.url, 'b').edit(drop=[1])
+    assert (words(fresh, 'a'),words(fresh, 'b'))==({'z'},{'a'})
+    for name in 'ab': RedisStore.delete(fresh.url, name)
+    assert keys(fresh)==[]
