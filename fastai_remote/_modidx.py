@@ -6216,6 +6216,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'fastai_remote/write/redis_place.py'),
                                                  'fastai_remote.write.redis_place.RedisPlace._check_eviction': ( 'write/redis_place.html#redisplace._check_eviction',
                                                                                                                  'fastai_remote/write/redis_place.py'),
+                                                 'fastai_remote.write.redis_place.RedisPlace._leave_lists': ( 'write/redis_place.html#redisplace._leave_lists',
+                                                                                                              'fastai_remote/write/redis_place.py'),
                                                  'fastai_remote.write.redis_place.RedisPlace._ranges': ( 'write/redis_place.html#redisplace._ranges',
                                                                                                          'fastai_remote/write/redis_place.py'),
                                                  'fastai_remote.write.redis_place.RedisPlace._remove_manifest': ( 'write/redis_place.html#redisplace._remove_manifest',

@@ -137,6 +137,27 @@ def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster,
     assert all_keys(cluster)==set()
 
 @several_servers
+def test_no_list_has_a_name_after_a_call_that_was_killed_is_repeated(cluster):
+    "The lists are on other nodes than what they name"
+    url,lists = cluster.url,('fastai_remote:ingests','fastai_remote:names')
+    def repeated(act, error, k):
+        died = dies_at(k, act)
+        with suppress(error): act()
+        return died
+    def ingest(): write(url, n=16, chunk=16)
+    for k in range(20, 100):
+        died = repeated(ingest, StoreExists, k)
+        assert [call(url, 'smembers', key) for key in lists]==[set(), {b'd'}], k
+        if not died: break
+        RedisStore.delete(url, 'd')
+    for k in range(20, 300, 2):
+        write(url, n=16, chunk=16, overwrite=True)
+        died = repeated(lambda: RedisStore.delete(url, 'd'), StoreNotFound, k)
+        assert all_keys(cluster)==set(), k
+        if not died: break
+    assert k>40
+
+@several_servers
 def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):
     def interrupt(): raise KeyboardInterrupt
     acts.append(interrupt)

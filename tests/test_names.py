@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from fastai_remote import RedisStore, StoreBusy, StoreExists, to_redis
+from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, to_redis
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
 from snapshots import client, keys
@@ -92,3 +92,13 @@ def test_an_unfinished_ingest_stays_under_the_old_name_with_its_keys(fresh):
     assert (words(fresh, 'a'),words(fresh, 'b'))==({'z'},{'a'})
     for name in 'ab': RedisStore.delete(fresh.url, name)
     assert keys(fresh)==[]
+
+def test_what_a_damaged_entry_of_the_register_names_stays(fresh):
+    "The dataset can be deleted, and is gone then"
+    to_redis(items('a'), fresh.url, 'a', **ONE)
+    client(fresh).hset('a:register', 'damaged', b'{"ranges":[["b:txt:",0,9,1]]}')
+    with pytest.warns(UserWarning, match="a:register has a damaged entry b'damaged'"): RedisStore.delete(fresh.url, 'a')
+    for act in RedisStore.delete,RedisStore.abandon:
+        with pytest.warns(UserWarning, match='damaged entry'), pytest.raises(StoreNotFound): act(fresh.url, 'a')
+    to_redis(items('a'), fresh.url, 'a', **ONE)
+    assert words(fresh, 'a')=={'a'}

@@ -165,19 +165,27 @@ def clean_up(self:RedisPlace,
     self.finish_rename()
     run = self.lock.server_run()
     register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
-    if not register: return False
-    try: needed = needed_by(self.committed(), self.plan(), keep_before)
+    if not (register or self.lock.tags): return False
+    try: manifest,plan = self.committed(),self.plan()
     except (CorruptSample,UnsupportedFormat): return False
-    unneeded = {entry:stored for entry,stored in register.items() if entry.decode(errors='replace') not in needed}
-    for entry,stored in unneeded.items():
-        ranges = self._ranges(entry, stored)
-        if ranges is None: continue
+    if self.lock.tags: self._leave_lists(manifest, plan, run)
+    needed = needed_by(manifest, plan, keep_before)
+    unneeded = {entry:self._ranges(entry, stored) for entry,stored in register.items()
+                if entry.decode(errors='replace') not in needed}
+    unneeded = {entry:ranges for entry,ranges in unneeded.items() if ranges is not None}
+    for entry,ranges in unneeded.items():
         for start,first,stop,every in ranges:
             numbers = range(first, stop, every)
             for k in range(0, len(numbers), step):
                 self.lock.unlink([f'{start}{number}' for number in numbers[k:k+step]], run)
         self.lock.transaction(lambda p: p.hdel(self.keys.register, entry), run)
     return bool(unneeded)
+
+@patch
+def _leave_lists(self:RedisPlace, manifest, plan, run):
+    "In a cluster, removes the name from lists in which a process that was killed has left it"
+    lists = [key for key,there in ((NAMES_KEY,manifest), (INGESTS_KEY,plan)) if not there]
+    if lists: self.lock.transaction(lambda p: p.exists(self.keys.lock), run, discard=lists)
 
 def needed_by(
     manifest:Manifest, # Of a dataset, or `None`
@@ -239,7 +247,7 @@ def _ranges(self:RedisPlace, entry, stored):
         return ranges
     except (ValueError,KeyError,TypeError):
         warnings.warn(f'{self.url}: {self.keys.register} has a damaged entry {entry[:40]!r}: the keys of {self.name!r} '
-                      'that it names stay where they are', stacklevel=2)
+                      'that it names stay where they are', stacklevel=4)
 
 # %% ../../nbs/write/04_redis_place.ipynb #e7d4dc73
 @patch
