@@ -16,7 +16,7 @@ from ..store.redis import NAMES_KEY, read_manifest, RedisReader
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_place import RedisPlace, RENAMED
+from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
 
 # %% ../../nbs/write/09_redis_admin.ipynb #27211d22
@@ -101,7 +101,7 @@ def _switch_name(link, old, new, manifest):
 
     Both places hold their locks. An unfinished ingest of the old name stays there, with its entries of the register. It
     is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`, `CorruptSample`."""
-    register = old.entries_of_dataset()
+    register = entries_of_dataset(old)
     def appear(pipe):
         pipe.set(new.keys.manifest, replace(manifest, name=new.name).to_json())
         if register: pipe.hset(new.keys.register, mapping=register)
@@ -114,7 +114,7 @@ def _switch_name(link, old, new, manifest):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
         pipe.multi()
         appear(pipe)
-        old.queue_forget(pipe, register)
+        queue_forget(pipe, old.keys, register)
         pipe.srem(NAMES_KEY, old.name)
         pipe.sadd(NAMES_KEY, new.name)
         pipe.execute()
@@ -141,5 +141,5 @@ def _switch_in_cluster(link, old, new, manifest, appear, register):
     if not _is_renamed(link, new.name, manifest, there, plan):
         old.lock.transaction(lambda pipe: pipe.hset(old.keys.register, RENAMED, note))
         new.lock.transaction(appear_noted, add=[NAMES_KEY])
-    old.lock.transaction(lambda pipe: old.queue_forget(pipe, [*register, RENAMED]), discard=[NAMES_KEY])
+    old.lock.transaction(lambda pipe: queue_forget(pipe, old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
     new.lock.transaction(lambda pipe: pipe.hdel(new.keys.register, RENAMED))
