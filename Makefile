@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme readme-text
-.PHONY: docs bench faults sources kinds test-servers soak clean
+.PHONY: docs bench faults sources kinds test-servers soak kills clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -121,6 +121,9 @@ test-servers: setup  # Redis 6.2, 7, 8 and Valkey 8, 9, with and without TLS, as
 
 soak: setup  # make soak [SOAK_SECONDS=3600] [SOAK_STORE=cluster or sentinel]: two trainings and an ingest on one server, with a random fault every few seconds
 	$(PY) -W ignore tests/soak.py
+
+kills: setup  # make kills [KILLS=20] [ARGS='--place folder']: random SIGKILLs of writers, workers and servers, 20 of each for each place
+	$(PY) -W ignore tests/kills.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv.lowest .venv.newest build dist *.egg-info demo.png fastai_remote/codec/*.so

@@ -4,7 +4,7 @@ A process that is killed at its k-th request leaves what the requests before hav
 clean up. So from the k-th call on each one raises `Crash`, which no `except Exception` catches, also those of clean-up
 code and of threads in the background. The calls are those that reach the outside: requests to Redis, changes of files
 in a folder (as Python's audit events tell, whoever makes them), and calls to object storage."""
-import gc, os, sys, threading
+import gc, json, os, signal, sys, threading
 from contextlib import contextmanager
 
 from fastai_remote.store.redis_link import RedisLink
@@ -74,3 +74,52 @@ def dies_at(k, f, folder=None):
     `f` must do its work in this process (`num_workers=1`). The next writer continues as after SIGKILL."""
     with crash(k, folder) as coming: f()
     return coming.has_come
+
+# --- for `kills.py`: real kills, at a call that is counted in the same way
+
+class _Kill(_Crash):
+    "Notes each call in the file `log`; soon after call number `at`, it kills this process, or `pid`, unless one did"
+    def __init__(self, log, folder, at, pid=0, delay=0.):
+        super().__init__(-1, folder)
+        self.log,self.at,self.pid,self.delay,self.n = os.open(log, os.O_WRONLY|os.O_APPEND),at,pid,delay,0
+        self.killed = f'{log}.killed'
+
+    def count(self):
+        with self.lock:
+            self.n += 1
+            os.write(self.log, f'{os.getpid()} {_what_runs()}\n'.encode())
+            if self.n==self.at: threading.Timer(self.delay, self.kill).start()
+
+    def kill(self):
+        try: os.mkdir(self.killed)
+        except FileExistsError: return   # another worker was first
+        os.mkdir(f'{self.killed}/{os.getpid()}')
+        os.kill(self.pid or os.getpid(), signal.SIGKILL)
+
+def _what_runs():
+    "The function of the package's writers that makes this call"
+    frame,names = sys._getframe(1),[]
+    while frame:
+        if 'fastai_remote/write/' in frame.f_code.co_filename: names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return next((name for name in names if name not in ('<lambda>','call')), 'reading')
+
+def will_kill(**kill):
+    "Sets what `may_kill` does in this process and its workers: the arguments of `_Kill`"
+    os.environ['KILL'] = json.dumps({**kill, 'parent':os.getpid()})
+
+def may_kill():
+    "Begins to count the calls of this process, if it is one of those of which `who`, 'worker' or another word, speaks"
+    global _crash
+    kill = json.loads(os.environ.get('KILL', 'null'))
+    if _crash is not None or kill is None or (kill.pop('who')=='worker')==(os.getpid()==kill.pop('parent')): return
+    _crash = _Kill(**kill)
+    for owner in (RedisLink,Storage): owner.call = _counted(owner.call)
+
+def passed(sample):
+    "For a worker, which counts its calls from its first sample on"
+    import crashes   # as a global, it would be one of the variables that `fn` uses, by which a call is known
+    crashes.may_kill()
+    return sample
+
+def upper(sample): return {'up.txt':passed(sample)['txt'].upper()}

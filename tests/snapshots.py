@@ -5,7 +5,9 @@ import redis
 
 from fastai_remote import RedisStore, ShardStore, StoreNotFound, to_redis, to_shards
 
-def client(server): return redis.Redis.from_url(server.url)
+def client(server):
+    "Of a server, or of an object with the `cluster` of which `url` is a node"
+    return (redis.RedisCluster if getattr(server, 'cluster', None) else redis.Redis).from_url(server.url)
 
 def needed(server, name):
     "The IDs in the register that the dataset of this name, the version before it, and an ingest need"
@@ -21,7 +23,7 @@ def keys(server):
     for key in client(server).keys('*:register'):
         unneeded = set(client(server).hkeys(key))-needed(server, key.decode().removesuffix(':register'))
         assert not unneeded, (key, unneeded)
-    names = sorted(re.sub('@[0-9a-f]{16,32}', '@', key.decode()) for key in client(server).keys())
+    names = sorted(re.sub(r'@[0-9a-f]{16,32}(\.\d+)?', '@', key.decode()) for key in client(server).keys())
     return [name for name in names if name!='fastai_remote:used' and not name.endswith((':lock',':register'))]
 
 def seen(store):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from clusters import LocalCluster, several_servers, SLOTS
 from conftest import examples, wait_for
+from crashes import dies_at
 from fastai_remote import (MissingSample, RedisStore, RemoteDataset, ShardStore, StoreBusy, StoreError, StoreExists,
     StoreFull, StoreNotFound, StoreUnavailable, TieredStore, to_redis, to_shards)
 from fastai_remote.store.redis_layout import key_layout
@@ -114,6 +115,47 @@ def test_overwrite_rename_copy_map_and_delete(cluster):
     assert is_right(RedisStore(url, 'e'), range(50)) and RedisStore(url, 'e').verify(num_workers=1).bad==0
     for name in 'defg': RedisStore.delete(url, name)
     assert RedisStore.names(url)==[] and all_keys(cluster)==set()
+
+@several_servers
+@pytest.mark.parametrize('name', ['d','e'])
+def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster, name):
+    "Between two steps the dataset has both names: who removes one must not remove the samples of the other"
+    url,seen = cluster.url,set()
+    for k in range(20, 70):
+        for key in 'de':
+            with suppress(StoreNotFound): RedisStore.delete(url, key)
+        write(url, n=40)
+        died = dies_at(k, lambda: RedisStore(url, 'd').rename('e'))
+        seen.add(tuple(names := RedisStore.names(url)))
+        write(url, n=9, name=name, overwrite=True)
+        has = {key:range(9) if key==name else range(40) for key in {name, *names}}
+        if len(names)==2: has = {name:range(9), 'e':range(9 if name=='e' else 40)}   # 'd' has gone
+        assert RedisStore.names(url)==sorted(has) and all(is_right(RedisStore(url, key), has[key]) for key in has), k
+        if not died: break
+    assert seen=={('d',), ('d','e'), ('e',)} and not died
+    for key in has: RedisStore.delete(url, key)
+    assert all_keys(cluster)==set()
+
+@several_servers
+def test_no_list_has_a_name_after_a_call_that_was_killed_is_repeated(cluster):
+    "The lists are on other nodes than what they name"
+    url,lists = cluster.url,('fastai_remote:ingests','fastai_remote:names')
+    def repeated(act, error, k):
+        died = dies_at(k, act)
+        with suppress(error): act()
+        return died
+    def ingest(): write(url, n=16, chunk=16)
+    for k in range(20, 100):
+        died = repeated(ingest, StoreExists, k)
+        assert [call(url, 'smembers', key) for key in lists]==[set(), {b'd'}], k
+        if not died: break
+        RedisStore.delete(url, 'd')
+    for k in range(20, 300, 2):
+        write(url, n=16, chunk=16, overwrite=True)
+        died = repeated(lambda: RedisStore.delete(url, 'd'), StoreNotFound, k)
+        assert all_keys(cluster)==set(), k
+        if not died: break
+    assert k>40
 
 @several_servers
 def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):

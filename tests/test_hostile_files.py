@@ -10,13 +10,14 @@ from PIL import Image
 from fastai_remote import ShardStore, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples
 from fastai_remote.codec import arrays, images
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample
+from fastai_remote.core import CorruptSample, UnsupportedFormat
 from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.cache import FileCache
 from inputs import encoded, in_memory, write_tar
 from shard_helpers import put
+from snapshots import FolderPlace
 
 def megabytes_of(key):
     "An entry of the status of this process"
@@ -334,3 +335,22 @@ def test_a_cache_holds_regular_files(tmp_path):
         (tmp_path/what/'uid-link').symlink_to(tmp_path/'secret')
         calls[what] = functools.partial(use, tmp_path/what)
     assert not errors_of(calls, 100) and (tmp_path/'secret').read_bytes()==b'x'*10
+
+@pytest.mark.parametrize('act', ['delete','abandon'])
+def test_nothing_is_removed_beside_a_manifest_that_is_damaged(tmp_path, act):
+    "An unfinished ingest beside it does not make it an index of others' shards; it can be restored"
+    place = FolderPlace(tmp_path)
+    place.clear()
+    samples = [{'txt':f'sample {i}'} for i in range(40)]
+    place.write(samples)
+    def interrupt(records, *_):
+        yield next(records)
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): place.write(samples[:30], overwrite=True, progress=interrupt)
+    manifest,seen,files = place.folder/'manifest.json',place.visible(),place.files()
+    content = manifest.read_bytes()
+    manifest.write_bytes(b'')
+    with pytest.raises(UnsupportedFormat, match='not a manifest'): getattr(place, act)()
+    assert place.files()==files
+    manifest.write_bytes(content)
+    assert place.visible()==seen

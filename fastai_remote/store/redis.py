@@ -116,6 +116,7 @@ def _why_gone(link:RedisLink)->str:
 def _names(link):
     "Sorted names of the datasets of a server or cluster; in a cluster, of those whose manifest is there"
     names = sorted(name.decode(errors='replace') for name in link.call(lambda client: client.smembers(NAMES_KEY)))
+    link.find_cluster()
     if not link.is_cluster: return names
     # in a cluster, a name is listed shortly before its dataset is there
     found = [link.send([('EXISTS', f'{home_of(name, tags)}:meta') for name in names]) for tags in (0,1)]

@@ -10,13 +10,13 @@ __all__ = ['delete_dataset', 'unfinished_ingests', 'abandon_ingest', 'rename_dat
 # %% ../../nbs/write/09_redis_admin.ipynb #0b4d809b
 from dataclasses import replace
 
-from ..core import CorruptSample, Manifest, StoreBusy, StoreExists
+from ..core import CorruptSample, Manifest, seal, StoreBusy, StoreExists
 from ..store.address import concealed
 from ..store.redis import NAMES_KEY, read_manifest, RedisReader
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_place import RedisPlace
+from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
 
 # %% ../../nbs/write/09_redis_admin.ipynb #27211d22
@@ -86,24 +86,26 @@ def rename_dataset(
     with old.locked(), new.locked():
         old.check_home()
         new.check_home()
-        manifest = read_manifest(store.link, store.name)
-        if manifest.uid!=store.manifest.uid: raise store.replaced_error()
         old.clean_up()
         new.clean_up()
+        # the same call may have been killed, and is finished now
+        is_done = not old.committed() and getattr(new.committed(), 'uid', None)==store.manifest.uid
+        if is_done: return type(store)(store.link, name)
+        manifest = read_manifest(store.link, store.name)
+        if manifest.uid!=store.manifest.uid: raise store.replaced_error()
         _switch_name(store.link, old, new, manifest)
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):
-    """Stores `manifest` and the register of place `old` in place `new`, and removes both from `old`
+    """Stores `manifest`, and what it needs of the register of place `old`, in place `new`; removes both from `old`
 
-    Both places hold their locks. It is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`,
-    `CorruptSample`."""
-    register = link.call(lambda client: client.hgetall(old.keys.register))
+    Both places hold their locks. An unfinished ingest of the old name stays there, with its entries of the register. It
+    is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`, `CorruptSample`."""
+    register = entries_of_dataset(old)
     def appear(pipe):
         pipe.set(new.keys.manifest, replace(manifest, name=new.name).to_json())
-        pipe.hset(new.keys.register, mapping=register)
-    def disappear(pipe): pipe.delete(old.keys.manifest, old.keys.register)
-    if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, appear, disappear)
+        if register: pipe.hset(new.keys.register, mapping=register)
+    if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, appear, register)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
     def attempt(pipe):
         old_token,new_token,there,plan = pipe.mget(watched)
@@ -112,7 +114,7 @@ def _switch_name(link, old, new, manifest):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
         pipe.multi()
         appear(pipe)
-        disappear(pipe)
+        queue_forget(pipe, old.keys, register)
         pipe.srem(NAMES_KEY, old.name)
         pipe.sadd(NAMES_KEY, new.name)
         pipe.execute()
@@ -127,10 +129,17 @@ def _is_renamed(link, name, manifest, there, plan):
     what = '' if there else ', an unfinished ingest'
     raise StoreExists(f'{link.url}: {name!r} is there already{what}')
 
-def _switch_in_cluster(link, old, new, manifest, appear, disappear):
+def _switch_in_cluster(link, old, new, manifest, appear, register):
     """Does what `_switch_name` does in two steps, as the names are on different nodes
 
-    For a moment the dataset has both names. If it is interrupted, the same call finishes it."""
+    For a moment the dataset has both names. If it is interrupted, the next change of either finishes it."""
     there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
-    if not _is_renamed(link, new.name, manifest, there, plan): new.lock.transaction(appear, add=[NAMES_KEY])
-    old.lock.transaction(disappear, discard=[NAMES_KEY])
+    note = seal(dict(ranges=[], old=old.name, new=new.name, uid=manifest.uid))
+    def appear_noted(pipe):
+        appear(pipe)
+        pipe.hset(new.keys.register, RENAMED, note)
+    if not _is_renamed(link, new.name, manifest, there, plan):
+        old.lock.transaction(lambda pipe: pipe.hset(old.keys.register, RENAMED, note))
+        new.lock.transaction(appear_noted, add=[NAMES_KEY])
+    old.lock.transaction(lambda pipe: queue_forget(pipe, old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
+    new.lock.transaction(lambda pipe: pipe.hdel(new.keys.register, RENAMED))

@@ -74,7 +74,7 @@ def _place(storage):
     if inner.committed(): return inner
     try: plan = inner.hidden.read(PLAN_FILE)
     except FileNotFoundError: plan = b''
-    if plan and (error or b'"prefix":""' in plan): return inner
+    if plan and (b'"prefix":""' in plan or error and b'"prefix":"' not in plan): return inner   # or it is damaged
     if error: raise error
     return place
 
