@@ -123,8 +123,8 @@ def edit(self:DatasetOps,
     version has no `stats` of this field, and none at all if samples are removed: `copy` writes a dataset that has them.
     The new version becomes visible at once. Stores that were opened before go on with the earlier values, which stay
     until the next version, or until `clean`. If there is nothing to do, returns this store. Raises `IndexError` for a
-    sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample
-    is to be removed and changed, or none would be left."""
+    sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a
+    sample is to be removed and changed, or none would be left."""
     return edit_samples(self, drop, set)
 
 # %% ../../nbs/ingest/08_stores.ipynb #0b5e0012

@@ -206,7 +206,8 @@ def finish_rename(self:RedisPlace):
     """In a cluster, finishes a `rename` that was interrupted while the dataset had both names; the lock must be held
 
     Otherwise, who removes the dataset of one name would remove that of the other. Raises `StoreBusy`."""
-    stored = self.link.call(lambda c: c.hget(self.keys.register, RENAMED)) if self.lock.tags else None
+    if not self.lock.tags: return
+    stored = self.link.call(lambda c: c.hgetall(self.keys.register)).get(RENAMED.encode())
     try: names = [unseal(stored)[key] for key in ('old','new')] if stored else []
     except (ValueError,KeyError): return   # `clean_up` warns of it
     if not names: return
