@@ -125,19 +125,18 @@ def of_one_process(place, files, fn):
     place.clear()
     return everything
 
-@pytest.mark.skipif(IN_RAY, reason='Ray runs this file')
 @pytest.mark.parametrize('engine', ['ray'])
 def test_all_of_them_pass_with(engine, tmp_path):
     "In a process of its own, which Ray sometimes crashes as it shuts down, when the tests are over"
     pytest.importorskip('ray')
-    command = [sys.executable, '-m', 'pytest', '-vv', '-p', 'no:cacheprovider', '-k', '[ray', __file__]
+    command = [sys.executable, '-m', 'pytest', '-vv', '-p', 'no:cacheprovider', '-k', 'ray and not pass_with', __file__]
     log = tmp_path/'log'
     with open(log, 'w') as out:
         subprocess.run(command, env={**os.environ, 'FASTAI_REMOTE_RAY':'1'}, stdout=out, stderr=out, cwd=ROOT)
     said = log.read_text()
     found = re.search(r'(\d+) selected', said) or re.search(r'collected (\d+) items', said)
     n_passed = len(re.findall(r'^\S+ PASSED', said, re.M))
-    assert n_passed==int(found[1])>8 and not re.search(r' (FAILED|ERROR|SKIPPED)', said), said[-5000:]
+    assert n_passed==int(found[1])>=8 and not re.search(r' (FAILED|ERROR|SKIPPED)', said), said[-5000:]
 
 def test_an_engine_writes_what_one_process_writes_and_reports_the_same_failures(engine, place, files):
     expected = of_one_process(place, files, shrink)
