@@ -8,6 +8,7 @@ import numpy as np
 from fastai_remote.core import seal
 from fastai_remote import ShardStore, index_shards, to_shards
 from fastai_remote.store.shard_index import ShardIndex
+from fastai_remote.write.shard_files import needs_card
 from fastai_remote.write.base import host_id
 
 ONE = dict(num_workers=1, progress=False)
@@ -72,7 +73,7 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     store,folder = ShardStore(folder),Path(folder)
     table,manifest = store.shards,store.manifest
     want = {'manifest.json', *(['labels.json'] if manifest.vocab else []),
-            *([] if manifest.splits else ['README.md']), '.fastai_remote',
+            *(['README.md'] if needs_card(manifest.splits) else []), '.fastai_remote',
             *([f'.fastai_remote/{manifest.failures}'] if manifest.failed else []),
             *(f for u in range(len(table)) for f in (table.name(u), store.part(0).indices.file(u)))}
     assert set(names(folder))==want and int(table.starts[-1])==manifest.n==len(store)

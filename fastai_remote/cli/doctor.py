@@ -181,7 +181,7 @@ def check_rights(link, name:str):
     keys = [f'{{{o}}}:doctor:0' if link.is_cluster else f'{o}:doctor:0' for o in names]
     ours = 'fastai_remote:doctor'
     def on_keys(commands): return [(command, key, *arguments) for key in keys for command,*arguments in commands]
-    lists = [('EXISTS',keys[0]), ('HSCAN',keys[0],0), ('SMEMBERS',ours), ('SISMEMBER',ours,'a'), ('HGET',ours,'a')]
+    lists = [('EXISTS',keys[0]), ('HSCAN',keys[0],0), ('SMEMBERS',ours), ('SISMEMBER',ours,'a'), ('HGETALL',ours)]
     lists.append(('INFO',))
     writes = [('MEMORY','USAGE',keys[0]), ('SADD',ours,'a'), ('SREM',ours,'a'), ('HSET',ours,'a','b')]
     wanted = {'train from':on_keys(READ_COMMANDS), 'list and verify':lists, 'write':on_keys(WRITE_COMMANDS)+writes}

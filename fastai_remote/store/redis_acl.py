@@ -102,9 +102,9 @@ class ExplainingCluster(_Explaining, redis.RedisCluster):
 
 # %% ../../nbs/store/03_redis_acl.ipynb #a1f00033
 # What is sent to train, and to write: the name of a command and the arguments after its key
-READ_COMMANDS = ('GET',),('MGET',),('GETRANGE',0,0),('BITFIELD_RO','GET','u1',0),('STRLEN',)
-WRITE_COMMANDS = (('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNLINK',), ('HSET','a','b'), ('HDEL','a'),
-                  ('EXPIRE',1))
+READ_COMMANDS = ('MGET',),('GETRANGE',0,0),('BITFIELD_RO','GET','u1',0),('STRLEN',)
+WRITE_COMMANDS = (('GET',), ('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNLINK',), ('HSET','a','b'),
+                  ('HDEL','a'), ('EXPIRE',1))
 
 def missing_rights(
     client, # A `redis.Redis`
