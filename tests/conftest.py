@@ -6,6 +6,8 @@ warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
 # Two test processes share two cores. Threads of torch that wait for each other take twenty times the CPU time of one.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# A test that does not ask for workers has none: two interpreters would start, which takes seconds.
+os.environ.setdefault('LOKY_MAX_CPU_COUNT', '1')
 
 import numpy as np
 import pytest
