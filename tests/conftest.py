@@ -6,6 +6,8 @@ warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
 # Two test processes share two cores. Threads of torch that wait for each other take twenty times the CPU time of one.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# A test that does not ask for workers has none: two interpreters would start, which takes seconds.
+os.environ.setdefault('LOKY_MAX_CPU_COUNT', '1')
 
 import numpy as np
 import pytest
@@ -38,8 +40,14 @@ def examples(n):
     "Settings of a Hypothesis test: `n` examples, and 20 times as many with `--hypothesis-profile=more`"
     return settings(max_examples=n*20 if settings.get_current_profile_name()=='more' else n)
 
+@pytest.hookimpl(tryfirst=True)   # xdist looks for groups in the same hook
 def pytest_collection_modifyitems(config, items):
-    "The tests that compete for both cores come first: they are one group, beside which the others run"
+    """The tests that compete for both cores come first: they are one group, beside which the others run
+
+    Quick tests that fork interpreters are in it, so that only one of two test processes has to start these."""
+    for item in items:
+        if 'interpreters' in item.fixturenames and not item.get_closest_marker('slow'):
+            item.add_marker(pytest.mark.xdist_group('processes'))
     def competes(item): return any('processes' in mark.args for mark in item.iter_markers('xdist_group'))
     items.sort(key=lambda item: not competes(item))
 

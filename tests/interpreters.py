@@ -2,12 +2,13 @@
 
 Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch and fastai,
 another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each."""
-import itertools, json, os, signal, subprocess, sys
+import itertools, json, os, signal, subprocess, sys, threading
+from functools import cached_property
 
 # The process that is forked. Each line that it reads is a call, each that it writes the number of a process or its
 # exit code.
 _SERVER = '''
-import atexit, gc, json, os, random, select, signal, sys, threading, time, traceback, types
+import atexit, gc, json, os, random, select, signal, sys, tempfile, threading, time, traceback, types
 gc.disable()   # imports take a third less time
 import numpy, matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
 if sys.argv[1]=='True': import fastai.vision.all, IPython, nbdev.test
@@ -17,6 +18,7 @@ def become(call):
     os.setsid()
     os.environ.clear()
     os.environ.update(call['env'])
+    tempfile.tempdir = None   # as the environment says
     os.chdir(call['cwd'])
     with open(os.devnull) as nothing, open(call['out'], 'wb') as out, open(call['err'], 'wb') as err:
         for number,file in enumerate((nothing, out, err)): os.dup2(file.fileno(), number)
@@ -75,7 +77,8 @@ class Interpreters:
         *args, # Arguments of the script
         fastai:bool=True, # Is fastai imported already?
         env=None, # Environment; default: ours
-        cwd=None # Folder to run in; default: ours
+        cwd=None, # Folder to run in; default: ours
+        pipe:bool=False # Is what it says read with `.line()` and `.end()`?
     ):
         "Start a process; `.wait()` gives what `subprocess.run` would"
         if fastai not in self.servers:
@@ -86,7 +89,10 @@ class Interpreters:
         call = dict(id=process.number, code=code if not file else code.read_text(), file=file,
                     args=list(map(str, args)), env=dict(os.environ if env is None else env),
                     cwd=str(cwd or os.getcwd()), out=str(process.out), err=str(process.err))
+        if pipe: call['err'] = call['out']
+        if pipe: os.mkfifo(process.out)
         print(json.dumps(call), file=process.server.stdin, flush=True)
+        if pipe: process.output = open(process.out)   # the process waits for this
         return process
 
     def run(self, code, *args, check=False, **kwargs):
@@ -118,12 +124,30 @@ class Process:
             self.answers[int(key[0]), key[1]] = int(value)
         return self.answers.pop((self.number, what))
 
+    @cached_property
+    def pid(self): return self.answer('pid')
+
+    def kill(self):
+        "Kill it and all that it has started"
+        try: os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError): pass
+
     def wait(self):
         "Wait until it has ended"
-        pid = self.answer('pid')
         try: code = self.answer('code')
-        finally:   # the test's time may be over
-            try: os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError): pass
+        finally: self.kill()   # the test's time may be over
         out,err = (f.read_text() for f in (self.out, self.err))
         return subprocess.CompletedProcess(['python', self.out.stem], code, out, err)
+
+    def line(self): return self.output.readline().strip()
+
+    def end(self, seconds):
+        "What it says until it and all that it has started have ended: each of them holds the pipe open"
+        late = threading.Event()
+        def is_late(): late.set(), self.kill()
+        timer = threading.Timer(seconds, is_late)
+        timer.start()
+        with self.output: text = self.output.read()
+        timer.cancel()
+        if late.is_set(): raise TimeoutError(f'not all processes have ended after {seconds} s: {text}')
+        return text

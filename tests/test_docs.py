@@ -9,6 +9,9 @@ sys.path.insert(0, str(root/'tools'))
 import guide
 
 GUIDE = sorted((root/'nbs/guide').glob('*.md'))
+# What a group of tests shares is made once, by one of the two processes
+of_the_site = pytest.mark.xdist_group('site')
+def of_the_guide(test): return pytest.mark.slow(pytest.mark.timeout(900)(pytest.mark.xdist_group('guide')(test)))
 PLACEHOLDER = re.compile(r'example\.(?:org|com|net)|fastai-remote\.github|github\.com/fastai-remote', re.I)
 
 def tracked():
@@ -103,27 +106,18 @@ def test_the_changelog_begins_with_the_version():
     assert re.search(r'(?m)^## (.+)$', (root/'CHANGELOG.md').read_text(encoding='utf-8'))[1].startswith(__version__)
 
 @pytest.fixture(scope='module')
-def results_of_the_guide(tmp_path_factory, interpreters):
-    "`{page: its outputs, and what went wrong}`; one process runs all pages"
-    folder,files = tmp_path_factory.mktemp('guide'),guide.pages()
-    env = guide.write_programs(folder, files)
-    run = interpreters.run(folder/'run.py', *(f.stem for f in files), cwd=folder, env=env)
-    assert (folder/'results.json').exists(), run.stderr[-4000:]
-    return guide.read_results(folder)
+def results_of_the_guide():
+    "`{page: its outputs, and what went wrong}`; one process runs all pages, against a private Redis and an S3 server"
+    return guide.run_pages(guide.pages())
 
-@pytest.mark.timeout(900)   # the first waits for all pages
-@pytest.mark.parametrize('page', [f.stem for f in guide.pages()])
-def test_examples_of_the_guide_run(page, results_of_the_guide):
-    "One after the other, against a private Redis and a private S3 server"
-    assert not results_of_the_guide[page]['failed'], results_of_the_guide[page]['failed']
-
-@pytest.mark.timeout(900)
-def test_outputs_of_the_guide_are_recorded_example_by_example(results_of_the_guide):
-    "What is printed and drawn, with the public addresses"
+@of_the_guide
+def test_examples_of_the_guide_run_and_their_outputs_are_recorded(results_of_the_guide):
+    "What is printed and drawn, example by example, with the public addresses"
     for file in guide.pages():
-        outputs = results_of_the_guide[file.stem]['outputs']
-        assert len(outputs)==len(guide.examples(file))
-        for code,output in zip(guide.examples(file), outputs):
+        result,codes = results_of_the_guide[file.stem],guide.examples(file)
+        assert not result['failed'], f"{file.stem}: {result['failed']}"
+        assert len(result['outputs'])==len(codes)
+        for code,output in zip(codes, result['outputs']):
             if re.search(r'^print\(', code, re.M): assert guide.shown(output['text']), code
             assert bool(output['figures'])==('show_' in code), code
             assert '127.0.0.1' not in output['text'], code
@@ -145,6 +139,7 @@ def site_pages():
 
 def titles(entries): return [next(iter(e)) for e in entries]
 
+@of_the_site
 def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
     "Each tutorial of `nbs/tutorials` has a place; those on engines are last"
     import docs
@@ -153,6 +148,7 @@ def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
     names = [Path(next(iter(e.values()))).stem for e in section]
     assert names[:3]==['images', 'shards', 'drawings'] and names[-3:]==['spark', 'dask', 'ray']
 
+@of_the_site
 def test_decision_notes_are_folded_away(site_pages):
     "A section within a section is closed until one opens it"
     import docs
@@ -182,12 +178,14 @@ def test_links_of_the_guide_and_the_readme_lead_to_files():
             if '://' not in to and not (file.parent/to).exists(): bad.append(f'{file.name}: {to}')
     assert not bad
 
-@pytest.mark.slow
-def test_the_site_builds_and_its_links_are_right():
+@of_the_guide
+def test_the_site_builds_and_its_links_are_right(results_of_the_guide, monkeypatch):
+    "As `make docs` builds it, which runs the examples of the guide itself"
     if not all(map(importlib.util.find_spec, ('mkdocs', 'material'))): pytest.skip('the extra [docs] is not installed')
-    command = [sys.executable, str(root/'tools/docs.py'), '--check']
-    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
-    assert run.returncode==0, run.stderr[-4000:]
+    import docs
+    monkeypatch.setattr(guide, 'run_pages', lambda files: results_of_the_guide)
+    monkeypatch.setattr(sys, 'argv', ['docs.py', '--check'])
+    docs.main()   # exits if there is a problem
     page = (root/'_docs/guide/drawings.html').read_text(encoding='utf-8')
     assert re.search(r'class="[^"]*printed', page)
     assert 'images/guide-drawings-0.png' in page and 'iframe-worker.js' in page
@@ -202,12 +200,13 @@ def test_the_site_shows_signatures_as_python_does_and_describes_arguments_by_the
     for text in ('f(a, /, b=1, *c, d, **e)', 'f(a, *, b=1)', 'f(a, b=1, /)'):
         assert docs.signature('f', docs.ast.parse(f'def {text}: pass').body[0])==text
 
-def test_tables_show_pipes_and_end_before_the_text_that_follows_them():
+@of_the_site
+def test_tables_show_pipes_and_end_before_the_text_that_follows_them(site_pages):
     "mkdocs shows a backslash in inline code, and reads a line directly below a table as its last row"
     import docs
     assert docs.unparsed(docs.ast.parse('str|None').body[0].value)=='`str | None`'
     assert docs.cell_text('a|b, or `c|d`')=='a\\|b, or `c|d`'
-    text = docs.collect()[0]['guide/kinds'].text
+    text = site_pages['guide/kinds'].text
     assert '| a codec of numbers |' in text and not re.search(r'(?m)^\|.*\n(?=[^|\n])', text)
 
 def test_code_of_the_guide_fits_the_column():

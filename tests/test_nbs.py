@@ -24,9 +24,7 @@ sys.exit(not test_nb(sys.argv[1], skip_flags=config.tst_flags, basepath=config.c
 @pytest.fixture
 def run_notebook(interpreters):
     "A function that runs a notebook; what it returns has the exit code, and what was said"
-    # an ingest that does not ask for workers has none: two interpreters would start
-    env = {**os.environ, 'LOKY_MAX_CPU_COUNT':'1'}
-    return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path, env=env)
+    return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path)
 
 def notebooks():
     "A parameter for each; the first page is quick, and those of engines start several processes"

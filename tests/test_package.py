@@ -1,7 +1,7 @@
 "The package as a whole: names, floors, versions, notebooks"
 import ast, configparser, importlib.util, json, os, pickle, re, subprocess, sys, types, zipfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -28,29 +28,33 @@ MODULES = {'.'.join(f.relative_to(root/'fastai_remote').with_suffix('').parts):f
     for f in sorted((root/'fastai_remote').rglob('*.py')) if not f.name.startswith('_')}
 
 @pytest.fixture(scope='module')
-def python_with_torch(interpreters):
-    "A function that runs code in a new process, which has torch but neither fastai nor us, and returns what it prints"
+def new_python(interpreters):
+    """A function that runs code in a new process, which has not imported us, and returns what it prints
+
+    It has imported fastai if that is the first thing that the code does; else it has torch only."""
     def run(code):
-        check = "import sys; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]"
-        process = interpreters.run(f'{check}\n{code}', fastai=False)
+        has_fastai = code.startswith(('from fastai.','import fastai.'))
+        ours = ('fastai_remote',) if has_fastai else ('fastai','fastai_remote')
+        check = f"import sys; assert not [m for m in sys.modules if m.split('.')[0] in {ours}]"
+        process = interpreters.run(f'{check}\n{code}', fastai=has_fastai)
         return (process.stdout+process.stderr).strip()
     return run
 
-def test_names(python_with_torch):
+def test_names(new_python):
     "A star import gives these names and no others"
     code = 'from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))'
-    assert python_with_torch(code)==str(sorted(NAMES))
+    assert new_python(code)==str(sorted(NAMES))
     assert set(NAMES+BY_NAME)==set(fastai_remote._module_of)<=set(dir(fastai_remote))
     for name in BY_NAME: assert getattr(fastai_remote, name).__name__==name
 
-def test_star_import_is_quiet_and_shadows_nothing(python_with_torch):
+def test_star_import_is_quiet_and_shadows_nothing(new_python):
     code = '''from fastai.vision.all import *; import threading, os
 before,t = dict(globals()),threading.active_count()
 from fastai_remote import *
 fastai_names = [n for n in before if not n.startswith("__")]
 shadowed = [n for n in fastai_names if globals()[n] is not before[n]] if fastai_names else 0
 print(shadowed, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
-    assert python_with_torch(code)=='[] 0 from_redis'
+    assert new_python(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore',
            'import fastai.data.core, fastai_remote; fastai_remote.RedisStore',
@@ -58,7 +62,7 @@ IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStor
            'from fastai_remote import RemoteDL; from fastai.data.all import *']
 
 @pytest.mark.parametrize('imports', IMPORTS)
-def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, python_with_torch):
+def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, new_python):
     code = f'''{imports}
 import inspect
 from fastai.data.core import DataLoaders
@@ -68,10 +72,10 @@ except Exception as e: print(type(e).__name__)
 parameters = inspect.signature(DataLoaders.from_redis).parameters
 print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in parameters,
     hasattr(DataLoaders, 'from_nowhere'))'''
-    assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
+    assert new_python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
         ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
-def test_the_import_system_and_the_frameworks_are_left_as_they_are(python_with_torch):
+def test_the_import_system_and_the_frameworks_are_left_as_they_are(new_python):
     "Nothing waits for an import, no function of accelerate is replaced, and users of torch load no fastai"
     code = """import sys
 import accelerate.accelerator
@@ -82,10 +86,11 @@ from fastai_remote import *
 import fastai_remote.load.frameworks
 finders = [finder for finder in sys.meta_path if 'fastai_remote' in type(finder).__module__]
 print(finders==[], accelerate.accelerator.prepare_data_loader is stock)"""
-    assert python_with_torch(code).split()==['False','True','True']
+    assert new_python(code).split()==['False','True','True']
 
 # --- layers
 
+@cache
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
     path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"

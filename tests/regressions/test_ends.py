@@ -2,7 +2,7 @@
 
 pytorch/pytorch#5736 reports workers that outlive a process that was killed, #9985 errors in a finaliser after `break`,
 and #22924 interrupts that workers get."""
-import os, signal, subprocess, sys, tempfile, threading, warnings
+import os, signal, sys, tempfile, threading, warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import kill
 from fastai.data.core import DataLoaders
 from fastai_remote import hf_samples, to_shards
 from fastai_remote.processes import OwnedFolder
@@ -27,22 +26,16 @@ def shards(tmp_path_factory):
     to_shards(source, folder, num_workers=1, progress=False)
     return folder
 
-class Process:
-    "A Python process that runs a script, and whatever this starts: all of them hold the standard output open"
-    def __init__(self, tmp_path, code, *args, **env):
+@pytest.fixture
+def start(interpreters, tmp_path):
+    "Starts a Python process that runs a script; `.end()` waits for it and whatever it starts"
+    def call(code, *args, **env):
         file = tmp_path/'script.py'
-        file.write_text('import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n'+code)
-        command = [sys.executable, '-W', 'ignore', file, *map(str, args)]
+        file.write_text(f'import signal, sys\nsys.path += {sys.path}\n'
+                        f'signal.signal(signal.SIGINT, signal.default_int_handler)\n{code}')
         env = {**os.environ, 'PYTHONPATH':os.pathsep.join([str(tmp_path), *sys.path]), **env}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                        start_new_session=True, env=env)
-
-    def line(self): return self.process.stdout.readline().strip()
-
-    def end(self):
-        "Wait until all of them have ended; returns what was printed"
-        try: return self.process.communicate(timeout=DEADLINE)[0]
-        finally: kill(self.process)
+        return interpreters.start(file, *args, env=env, pipe=True)
+    return call
 
 TRAINING = '''
 import os, sys, threading, torch
@@ -68,8 +61,8 @@ class At(Callback):
     def before_batch(self):
         if self.iter==1: self.f()
 
-def learner(f, **options):
-    dls = DataLoaders.from_shards(sys.argv[1], bs=8, num_workers=2, **options)
+def learner(f, num_workers=2, **options):
+    dls = DataLoaders.from_shards(sys.argv[1], bs=8, num_workers=num_workers, **options)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3*64*64, 2))
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=At(f))
     learn.remove_cb(ProgressCallback)
@@ -82,7 +75,7 @@ def learner(f, **options):
 @pytest.mark.parametrize('epoch', ['learner(f, persistent_workers=True).fit(1)', 'learner(f).fit(1)',
     "learner(f, on_bad='skip', persistent_workers=True).fit(1)", 'learner(f, pin_memory=True).fit(1)',
     'left_early(learner(f).dls.train)'])
-def test_an_interrupt_where_an_epoch_ends_is_not_swallowed(shards, tmp_path, epoch):
+def test_an_interrupt_where_an_epoch_ends_is_not_swallowed(start, shards, epoch):
     "It comes while the process waits for the end of its workers: of complete epochs, and of those that are left early"
     code = TRAINING+f'''
 f = interrupt_at_the_next_end
@@ -97,7 +90,7 @@ try:
 except KeyboardInterrupt: print('interrupted')
 '''
     # Python may say before that it has ignored the interrupt in one of its own hooks: then it came once more
-    assert Process(tmp_path, code, shards).end().splitlines()[-1]=='interrupted'
+    assert start(code, shards).end(DEADLINE).splitlines()[-1]=='interrupted'
 
 def test_persistent_workers_are_refused_once(shards):
     with warnings.catch_warnings(record=True) as caught:
@@ -112,7 +105,7 @@ def test_persistent_workers_are_refused_once(shards):
 
 @pytest.mark.parametrize('call', ['learner(interrupt).fit(1)', 'predict()', 'learner(fail).fit(1)',
                                   'learner(send, pin_memory=True).fit(1)'])
-def test_no_worker_is_left_when_an_epoch_ends_with_an_error(shards, tmp_path, call):
+def test_no_worker_is_left_when_an_epoch_ends_with_an_error(start, shards, call):
     "Not even while its traceback is kept, as a notebook does; workers whose pipe is full do not wait for a reader"
     code = TRAINING+f'''
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 10_000.   # nothing ends because somebody is tired of waiting
@@ -126,17 +119,17 @@ try: {call}
 except KeyboardInterrupt as e: kept = e
 print(type(kept).__name__, multiprocessing.active_children())
 '''
-    assert Process(tmp_path, code, shards).end()=='KeyboardInterrupt []\n'
+    assert start(code, shards).end(DEADLINE)=='KeyboardInterrupt []\n'
 
 KILLED = {
     'RemoteDL':"dl = learner(noop).dls.train",
-    'spawned':"torch.multiprocessing.set_start_method('spawn'); dl = learner(noop).dls.train",
+    'spawned':"torch.multiprocessing.set_start_method('spawn'); dl = learner(noop, num_workers=1).dls.train",
     'batched':"dl = DataLoader(RemoteDataset(ShardStore(sys.argv[1])).batched(8, None), batch_size=None, num_workers=2)",
     'dataset':"dl = DataLoader(RemoteDataset(ShardStore(sys.argv[1])), batch_size=8, num_workers=2, collate_fn=list)",
     'stream':"dl = DataLoader(RemoteDataset(ShardStore(sys.argv[1])).stream().batched(8, None), None, num_workers=2)"}
 
 @pytest.mark.parametrize('made', KILLED)
-def test_workers_of_a_training_that_is_killed_end(shards, tmp_path, made):
+def test_workers_of_a_training_that_is_killed_end(start, shards, made):
     code = TRAINING+f'''
 if __name__=='__main__':
     {KILLED[made]}
@@ -145,7 +138,7 @@ if __name__=='__main__':
     fill_pipes()
     os.kill(os.getpid(), signal.SIGKILL)
 '''
-    assert not Process(tmp_path, code, shards).end()
+    assert not start(code, shards).end(DEADLINE)
 
 # Prepended to a script whose workers kill the process that started them
 KILL = '''
@@ -157,7 +150,7 @@ def kill_leader():
 '''
 
 @pytest.mark.parametrize('backend', ['loky','multiprocessing'])
-def test_workers_of_an_ingest_that_is_killed_end(tmp_path, backend):
+def test_workers_of_an_ingest_that_is_killed_end(start, tmp_path, backend):
     code = KILL+f'''
 from joblib import parallel_config
 from fastai_remote import to_shards
@@ -165,10 +158,10 @@ with parallel_config({backend!r}):
     to_shards(range(100), sys.argv[1], lambda i: kill_leader(), num_workers=2, progress=False)
 print('it was not killed')
 '''
-    assert 'not killed' not in Process(tmp_path, code, tmp_path/'d').end()
+    assert 'not killed' not in start(code, tmp_path/'d').end(DEADLINE)
 
 @pytest.mark.parametrize('module', ['joblib.externals.loky.process_executor','cloudpickle','fastai_remote.parallel'])
-def test_workers_that_start_when_an_ingest_is_killed_end(tmp_path, module):
+def test_workers_that_start_when_an_ingest_is_killed_end(start, tmp_path, module):
     "When they import a module: `python ingest.py | tee log` comes back"
     (tmp_path/'sitecustomize.py').write_text(KILL+f'''
 class Finder:
@@ -181,7 +174,7 @@ from fastai_remote import to_shards
 to_shards(range(100), sys.argv[1], lambda i: {'n':i}, num_workers=2, chunk=1, progress=False)
 print('it was not killed')
 '''
-    assert 'not killed' not in Process(tmp_path, code, tmp_path/'d').end()
+    assert 'not killed' not in start(code, tmp_path/'d').end(DEADLINE)
 
 # --- what a killed process leaves in the temporary folder
 
@@ -226,19 +219,19 @@ to_shards(source, sys.argv[1], lambda o: kill_leader(), num_workers=2, chunk=2, 
 with Storage('memory://x').create('y') as f: os.kill(os.getpid(), 9)'''}
 
 @pytest.mark.parametrize('what', LEFT)
-def test_what_a_killed_process_leaves_is_removed_by_the_next_ingest(temporary, tmp_path, what):
+def test_what_a_killed_process_leaves_is_removed_by_the_next_ingest(start, temporary, tmp_path, what):
     code = KILL+'''
 import torch, numpy as np
 from fastai_remote import hf_samples, to_shards
 from fastai_remote.store.storage import Storage
 '''+LEFT[what]
-    Process(tmp_path, code, tmp_path/'d', TMPDIR=str(temporary)).end()
+    start(code, tmp_path/'d', TMPDIR=str(temporary)).end(DEADLINE)
     kind = 'upload' if what=='upload' else 'dataset'
     assert list(temporary.glob(f'fr-{kind}-*'))
     to_shards([{'n':1}], tmp_path/'other', num_workers=0, progress=False)
     assert not list(temporary.glob('fr-*'))
 
-def test_only_what_is_certainly_left_is_removed(temporary, tmp_path):
+def test_only_what_is_certainly_left_is_removed(start, temporary, tmp_path):
     "Not the folder of a process that lives, of another machine, of another user's choice, or one behind a link"
     code = '''
 from fastai_remote.processes import OwnedFolder
@@ -247,7 +240,7 @@ print(folder.name, flush=True)
 signal.pause()
 '''
     def ingest(): to_shards([{'n':1}], tmp_path/'other', num_workers=0, overwrite=True, progress=False)
-    process = Process(tmp_path, code, TMPDIR=str(temporary))
+    process = start(code, TMPDIR=str(temporary))
     theirs,ours = Path(process.line()),OwnedFolder('dataset')
     left = OwnedFolder('dataset')
     left.lock.close()   # as when its process is killed
@@ -259,8 +252,8 @@ signal.pause()
     before = set(temporary.iterdir())
     ingest()
     assert set(temporary.iterdir())==before and (elsewhere/'owner').exists() and len(before)==5
-    process.process.kill()
-    process.end()
+    process.kill()
+    process.end(DEADLINE)
     ingest()
     assert set(temporary.iterdir())==before-{theirs}
     ours.cleanup()

@@ -55,7 +55,7 @@ def use(open_store):
     except (StoreError,IndexError): pass   # `IndexError`: there may be no sample now
     except ValueError as e: assert 'register_codec' in str(e)   # of a codec that only its author has
 
-def all_others(stored, write, open_store, n=700):
+def all_others(stored, write, open_store, n=400):
     "Opens datasets in whose sealed manifest, `stored`, the bytes of JSON, a node is replaced; of many, `n` are tried"
     content,wrong = json.loads(stored),[]
     pairs = [(place, other) for place in nodes(content) for other in OTHERS]
@@ -161,20 +161,25 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
     for folder,(error,used) in zip(folders, measured(code, folders)):
         assert error.startswith(('UnsupportedFormat','CorruptSample')) and used<256, (folder.name, error, used)
 
+STARVED = '''
+import resource
+from fastai_remote import index_shards, ShardStore
+from fastai_remote.source.tars import tar_members
+uses = dict(open=ShardStore, read=lambda x: list(tar_members(open(x, 'rb'))),
+            index=lambda x: index_shards([x], x+'-index', num_workers=0))
+def call(argument):
+    megabytes,use,path = argument.split()
+    size = int(open('/proc/self/statm').read().split()[0])*resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size+int(megabytes)*1_000_000,-1))
+    uses[use](path)
+'''
+
 def test_too_little_memory_is_no_damage(tmp_path):
     put(tmp_path/'d', [{'cls':f'label {k:0200d}'} for k in range(20_000)])
-    def starved(megabytes, call):
-        return f'import resource\nfrom fastai_remote import index_shards, ShardStore\n' \
-               f'from fastai_remote.source.tars import tar_members\n{call}\n' \
-               'def call(x):\n    size = int(open("/proc/self/statm").read().split()[0])*resource.getpagesize()\n' \
-               f'    resource.setrlimit(resource.RLIMIT_AS, (size+{megabytes}_000_000,-1))\n    use(x)'
     write_tar(tmp_path/'a.tar', [('0.bin', bytes(50_000_000))])
-    calls = {starved(6, 'def use(x): ShardStore(x)'):tmp_path/'d',
-             starved(30, 'def use(x): list(tar_members(open(x, "rb")))'):tmp_path/'a.tar',
-             starved(30, 'def use(x): index_shards([x], x+"-index", num_workers=0)'):tmp_path/'a.tar'}
-    for code,argument in calls.items():
-        (error,_), = measured(code, [argument])
-        assert error.startswith('MemoryError'), (code, error)
+    arguments = [f'6 open {tmp_path}/d', f'30 read {tmp_path}/a.tar', f'30 index {tmp_path}/a.tar']
+    for argument,(error,_) in zip(arguments, measured(STARVED, arguments)):
+        assert error.startswith('MemoryError'), (argument, error)
 
 # --- compressed tars
 
@@ -278,7 +283,7 @@ def test_what_is_no_file_is_an_error_at_once(tmp_path):
     cases = []
     for name in sorted(str(p.relative_to(tmp_path/'d')) for p in (tmp_path/'d').rglob('*') if p.is_file()):
         for what,make in STRANGE.items():
-            for use in 'open','cached','overwrite','delete','index':
+            for use in ('open','cached','overwrite','delete','index') if what=='pipe' else ('open','index'):
                 folder = tmp_path/f"{name.replace('/', ' ')} {what} {use}"/'d'
                 shutil.copytree(tmp_path/'d', folder)
                 (folder/name).unlink()
@@ -320,7 +325,7 @@ def test_other_types_in_an_index(tmp_path):
     length = int.from_bytes(stored[start-4:start], 'little')
     content,wrong = json.loads(stored[start:start+length]),[]
     pairs = [(place, other) for place in nodes(content) for other in OTHERS]
-    for place,other in random.Random(0).sample(pairs, 600):
+    for place,other in random.Random(0).sample(pairs, 400):
         header = json.dumps(replaced(content, place, other)).encode()
         header += b' '*(-(start+len(header))%8)
         changed = INDEX_MAGIC+len(header).to_bytes(4, 'little')+header+stored[start+length:]
