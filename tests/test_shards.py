@@ -187,7 +187,7 @@ def test_a_commit_without_all_chunks_leaves_no_failures_behind(tmp_path):
     def write(chunk):
         one,number = writer.opener()(),2*chunk
         one.put(np.array([number]), {'txt':[b'a'], 'txt.crc':np.array([zlib.crc32(b'a')], np.uint32)})
-        one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[number+1]), [(f'sample {number+1}','bad')])
+        one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[[number+1,number+2]]), [(f'sample {number+1}','bad')])
     write(0)
     with pytest.raises(StoreError, match='1 chunks are not written'): writer.commit()
     assert not [name for name in names(tmp_path/'d') if 'failures' in name]

@@ -14,11 +14,11 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from ..core import MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
-from ..store.shard_index import INDEX_FOLDER, is_overlay_folder, pack_labels, ShardManifest
+from ..store.shard_index import INDEX_FOLDER, pack_labels, ShardManifest
 from ..store.storage import Storage
 from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import CARD, CARD_FILE, files_of, generation_of, is_own_file, MAX_STATE
+from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of, is_added_file, is_own_file, MAX_STATE
 from .shard_files import needs_card, own_shards, owns_card, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, SHARD_FILE, STATE_FILE
 
@@ -29,10 +29,9 @@ class FolderPlace(Place):
     def __init__(self,
         storage:Storage, # The folder
         name:str=None, # Name of the dataset; default: that of the folder
-        foreign:bool=False, # Were the shards written by others, and are they only to be indexed?
-        for_others:bool=True # Will other tools read the shards?
+        foreign:bool=False # Were the shards written by others, and are they only to be indexed?
     ):
-        self.storage,self.foreign,self.for_others = storage,foreign,for_others
+        self.storage,self.foreign = storage,foreign
         # for everything but shards, `labels.json` and manifest; an index of others' shards is written there as a whole
         self.hidden = storage if storage.name==INDEX_FOLDER else storage.subfolder(INDEX_FOLDER)
         self.name = check_name(name or storage.name)
@@ -101,13 +100,15 @@ class FolderPlace(Place):
     def begin(self, plan):
         """Stores a copy of `plan` with `generation`, `prefix` (how its files begin) and `began` (now, UTC); returns it
 
-        The prefix is '' if others wrote the shards, and they are only indexed."""
+        The prefix is '' if others wrote the shards, and they are only indexed. Shards of new fields begin with `part`,
+        and are in our own folder."""
         dataset = self.committed()
         generation = max(self.next_generation, 1+dataset.generation if dataset else 1)
         if not self.foreign: self._check_names(generation)
         prefix = f"shard{generation if generation>1 else ''}"
         plan = {**plan, 'generation':generation, 'prefix':'' if self.foreign else prefix,
                 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
+        if plan.get('has_fields'): plan['part'] = added_prefix(generation)
         self.store_plan(plan)
         return plan
 
@@ -147,21 +148,11 @@ class FolderPlace(Place):
         self._remove_begun()
         if plan and self.foreign: return False   # indices are named as the shards of others
         if not self.foreign: self.storage.remove(list(filter(is_unneeded, own_shards(self.storage, self.hidden))))
-        unneeded = list(filter(is_unneeded, self.hidden.names()))
-        self.hidden.remove([name for name in unneeded if is_own_file(name)])
-        for folder in filter(is_overlay_folder, unneeded): self._remove_overlay(folder)
+        self.hidden.remove([name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)])
         if plan: return False
         state = sorted(filter(STATE_FILE.match, self.hidden.names('.ingest')))
         self.hidden.remove([f'.ingest/{name}' for name in state])
         return bool(state)
-
-    def _remove_overlay(self, folder):
-        "Removes the folder of an overlay; of a symbolic link only the link, as what is behind it is somebody else's"
-        if self.hidden.is_link(folder): self.hidden.remove([folder])
-        else:
-            storage = self.hidden.subfolder(folder)
-            remove_link(storage)
-            FolderPlace(storage).remove_all()
 
     def _remove_begun(self):
         "Removes files that a process has begun and not published"
@@ -181,7 +172,7 @@ class FolderPlace(Place):
         self.clean_up()
 
     def remove_all(self):
-        "Removes a dataset, with its overlays, the state of an ingest, its lock, and empty folders"
+        "Removes a dataset, the state of an ingest, its lock, and empty folders"
         self.storage.remove(['manifest.json'])
         if not self.foreign: self._remove_for_others()
         self.clean_up(drop=True)
@@ -200,12 +191,18 @@ class FolderPlace(Place):
 
     def publish(self,
         manifest:ShardManifest, # Of the new version; its shards and indices are written
-        tables:dict # `{name: bytes}` to write before
+        tables:dict, # `{name: bytes}` to write before
+        run:str=None, # Not used: no server can lose files
+        version=None # As in `Place.publish`
     )->ShardManifest:
         """Writes the manifest, then removes the files of the ingest and those that are not needed any more
 
-        Sets `uid` and `created` of `manifest`. Raises `StoreBusy`."""
-        manifest.uid = uuid.uuid4().hex
+        Sets `uid`, `created` and `before` of `manifest`. Raises `StoreBusy`."""
+        manifest.uid,manifest.before = uuid.uuid4().hex,[]
+        if version:
+            names = files_of(self.committed())-files_of(manifest)
+            # added values are only left out if their fields were dropped: they are removed at once
+            manifest.before = sorted(name for name in names if not is_added_file(name))
         content = manifest.stamp().to_json()
         with self.lock.publishing():
             if manifest.prefix: self._write_for_others(manifest)
@@ -223,7 +220,6 @@ class FolderPlace(Place):
         content = pack_labels(manifest.vocab)
         if content: self.storage.write('labels.json', content)
         elif owns_labels(self.storage, self.committed()): self.storage.remove(['labels.json'])
-        if not self.for_others: return
         is_there,is_needed = CARD_FILE in self.storage.names(),needs_card(manifest.splits)
         if is_needed and not is_there: self.storage.write(CARD_FILE, CARD)
         elif is_there and not is_needed and owns_card(self.storage): self.storage.remove([CARD_FILE])

@@ -131,6 +131,16 @@ class RedisPlace(Place):
         self.store_plan(plan, add=[INGESTS_KEY,USED_KEY])
         return plan
 
+    def new_part(self,
+        fields:dict, # `{field: {'codec', 'dtype'}}`
+        n:int # Number of samples
+    )->dict: # `n`; `prefix` and `tags` of its keys; `fields`, with checksums for fixed-width values
+        "Registers the keys of a part before it is written, without a plan; raises `StoreBusy`"
+        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.lock.tags, fields=with_checks(fields))
+        keys = value_keys(key_layout(part['prefix'], part['tags']), part['fields'], n)
+        self.lock.transaction(lambda p: _register(p, self.keys, {part['prefix']:keys}))
+        return part
+
     def store_plan(self,
         plan:dict, # The plan of the ingest
         add=() # As in `RedisLock.transaction`
@@ -216,17 +226,16 @@ class RedisPlace(Place):
 
     def publish(self,
         manifest:Manifest, # Of the new version, with a new `uid`
-        run:str, # The server that must still run, as in `RedisLock.transaction_if`
         tables:dict, # `{key: bytes}` to store with it
-        before:list=None, # Ranges of keys that only the version before uses; `None`: nothing of it stays
-        dropped=() # Ranges of keys that nobody uses any more
+        run:str=None, # The server that must still run, as in `RedisLock.transaction_if`
+        version=None # As in `Place.publish`
     )->Manifest:
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
         Raises `StoreBusy`, and `ServerRestarted` if the server has lost the new version."""
         last = self.committed(accept_damage=True)
         manifest.generation = 1+(last.generation if last else 0)
-        if before is not None: before = [*before, *_run_tables(last)]
+        before,dropped = ([*version.before, *_run_tables(last)],version.dropped) if version else ([],[])
         entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
         entries = {entry:list(ranges) for entry,ranges in entries.items() if ranges}
         def queue(p):
