@@ -3,7 +3,7 @@ import os, tempfile
 import numpy as np
 from fastcore.test import expect_fail, test_eq
 from fastai_remote.codec.numbers import narrow
-from fastai_remote.core import CorruptSample, crc32s, seal, StoreBusy, StoreExists, StoreNotFound
+from fastai_remote.core import CorruptSample, crc32s, Manifest, seal, StoreBusy, StoreExists, StoreNotFound
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import RedisStore, ShardStore
 from fastai_remote.store.redis_layout import key_layout
@@ -21,7 +21,7 @@ from fastai_remote.write.redis_place import RedisPlace
 from fastai_remote.write.redis_state import IngestKeys, packed_writes, parse_record, read_sealed
 from fastai_remote.write.redis_state import split_runs, state_keys, value_keys
 from fastai_remote.write.shard_files import generation_of
-from fastai_remote.write.shard_totals import _without_gaps
+from fastai_remote.write.totals import Totals
 from fastai_remote.write.shards import ShardWriter
 
 def test_write_base():

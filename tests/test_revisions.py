@@ -579,6 +579,15 @@ def test_only_the_version_that_is_there_can_be_cleaned(place):
     place.delete()
     with pytest.raises(StoreNotFound): edited.clean()
 
+def test_what_is_refused_where_a_dataset_was_deleted_leaves_nothing(place):
+    store = place.write(samples(0, 9))
+    place.delete()
+    before = place.contents()
+    for change in (lambda: store.edit(drop=[0]), lambda: store.edit(set={'txt':{1:'new'}}), store.clean,
+                   lambda: store.drop_fields('txt')):
+        with pytest.raises(StoreNotFound): change()
+        assert place.contents()==before and not (place.kind is ShardStore and place.address('d')[0].exists())
+
 def test_a_field_that_is_named_twice_is_dropped_once(redis_place):
     other = redis_place.write(samples(0, 9), 'e').drop_fields('txt', 'txt')
     assert redis_place.write(samples(0, 9)).drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0

@@ -22,6 +22,7 @@ from ..source.arrays import by_position
 from ..source.base import fn_fingerprint, IndexedSource, stable_repr, unchanged
 from ..source.datasets import as_source, stored_samples
 from ..store.base import Store
+from ..write.base import revise
 from ..write.revision import AddFields, Append, check_fields, Edit, NewValues
 from ..write.totals import joined_vocab, labels_of_texts
 
@@ -137,7 +138,7 @@ def remove_fields(
     fields = _known_fields(store, [name for field in listify(fields) for name in listify(field)])
     if set(fields)==set(store.fields): raise ValueError(f'{store.name}: no field would be left')
     if not fields: return store
-    store.reviser(Edit(np.zeros(0, np.int64), fields)).revise()
+    revise(store.reviser(Edit(np.zeros(0, np.int64), fields)))
     return store.reopened()
 
 def _known_fields(store, fields):
@@ -221,7 +222,7 @@ def edit_samples(
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     if not len(drop) and not values: return store
     reviser = store.reviser(Edit(drop))
-    reviser.revise([_encoded(store, field, changed, reviser.check_value) for field,changed in values.items()])
+    revise(reviser, [_encoded(store, field, changed, reviser.check_value) for field,changed in values.items()])
     return store.reopened()
 
 def _check_version(store, numbers):

@@ -26,14 +26,16 @@ from ..store.address import concealed
 from ..store.base import MemoryReader, new_store, Store
 from ..store.redis import RedisReader
 from ..store.redis_keys import RedisKeysReader
-from ..store.redis_link import RedisLink
+from ..store.redis_link import as_link, RedisLink
 from ..store.shard_index import INDEX_FOLDER
 from ..store.shards import ShardReader
 from ..store.storage import Storage
 from ..store.tiered import TieredReader
+from ..write.base import drop_before
 from ..write.revision import Change
-from ..write.redis_admin import abandon_ingest, delete_dataset, rename_dataset, unfinished_ingests
+from ..write.redis_admin import rename_dataset, unfinished_ingests
 from ..write.redis import RedisWriter
+from ..write.redis_place import RedisPlace
 from ..write.shards import ShardWriter
 from ..write.shards_admin import abandon_shards, delete_shards, unfinished_shards
 
@@ -166,7 +168,7 @@ class DatasetOps:
         """Free what only the version before this one uses, now, and not when the next version is published
 
         Stores that were opened before raise `StoreNotFound` then. Raises `StoreBusy`, `StoreNotFound`."""
-        self.reviser(Change()).clean()
+        drop_before(self.reviser(Change()))
 
     def verify(self,
         num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
@@ -205,7 +207,7 @@ class RedisStore(DatasetOps, RedisReader):
 
         Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
         url = concealed(url)
-        delete_dataset(url, name)
+        RedisPlace(as_link(url), name).remove()
 
     @classmethod
     def unfinished(cls,
@@ -224,7 +226,7 @@ class RedisStore(DatasetOps, RedisReader):
 
         Raises `StoreNotFound`, `StoreBusy`."""
         url = concealed(url)
-        abandon_ingest(url, name)
+        RedisPlace(as_link(url), name).remove(dataset=False)
 
     @classmethod
     def from_keys(cls,

@@ -168,7 +168,7 @@ class Place:
         raise NotImplementedError
 
     def plan(self)->Plan:
-        "Returns the plan of the unfinished ingest, or `None`; raises `StoreError` if it is damaged"
+        "Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged"
         raise NotImplementedError
 
     def begin(self,
@@ -256,7 +256,7 @@ class Writer:
             self.check_dataset(dataset, overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
             if earlier and earlier['signature']!=plan['signature']:
-                if not overwrite: raise self._other_ingest()
+                if not overwrite: raise self.other_ingest()
                 self.abandon()
                 earlier = None
             self.plan = self.place.resumed(earlier) if earlier else self.place.begin(plan)
@@ -265,7 +265,8 @@ class Writer:
             raise
         return self.plan
 
-    def _other_ingest(self):
+    def other_ingest(self)->StoreExists:
+        "The error if there is an unfinished ingest of something else"
         return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with '
                            'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; '
                            f'repeat that one to finish it, or {self.how_to_replace()} drops it')
@@ -282,6 +283,7 @@ class Writer:
         except CorruptSample:
             if not overwrite: raise
             place.drop_plan()
+            place.check()   # nobody knows whether files that stay are those of the ingest that was dropped
             return dataset,None
 
     def check_dataset(self,
@@ -381,38 +383,8 @@ class Writer:
         new:NewValues, # What to write
         run:str # As in `Place.publish`
     )->NewPart:
-        "Writes the new values of one field as a part, for `revise`"
+        "Writes the new values of one field as a part, for the function `revise`"
         raise NotImplementedError
-
-    def revise(self,
-        values=() # `NewValues` of each field that `change` changes
-    ):
-        """Makes the new version of a change for which no source has to be read; takes and releases the lock
-
-        It is not continued after a kill: the same call begins anew, and removes what was written. Raises `StoreBusy`,
-        `StoreNotFound` if `base` is not the version that is there, and `StoreExists` if there is an unfinished ingest,
-        or as `Place.check`."""
-        with self._alone():
-            self.place.check()
-            self.place.clean_up()
-            if self.place.plan(): raise self._other_ingest()
-            run = self.server_run()
-            try: self.publish([self.write_part(new, run) for new in values], {}, run)
-            except Exception:
-                with suppress(StoreError): self.place.clean_up()   # else the next one who comes removes it
-                raise
-
-    def clean(self):
-        "Removes what only the version before `base` uses; its open stores raise `StoreNotFound` then. As `revise`"
-        with self._alone(): self.place.clean_up(keep_before=False)
-
-    @contextmanager
-    def _alone(self):
-        "A context that holds the lock, while `base` is the version that is there"
-        self.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
-        with self.place.locked():
-            self.check_dataset(self.place.committed(), False)
-            yield
 
     def abandon(self):
         "Removes everything that an unfinished ingest has written; the lock must be held. May raise `StoreBusy`"
@@ -492,6 +464,43 @@ class Writer:
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
         return 'overwrite=True' if self.change is None else self.how_to_abandon()
+
+# --- New versions
+
+# A change for which no source has to be read needs no plan. It is not continued after a kill: the same call begins
+# anew, and removes what was written.
+
+@contextmanager
+def _alone(writer):
+    "A context that holds the lock, while `writer.base` is the version that is there"
+    writer.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
+    with writer.place.locked():
+        writer.check_dataset(writer.place.committed(), False)
+        yield
+
+def revise(
+    writer:Writer, # With a `change`
+    values=() # `NewValues` of each field that it changes
+):
+    """Makes the new version of a change for which no source has to be read; takes and releases the lock
+
+    Raises `StoreBusy`, `StoreNotFound` if `writer.base` is not the version that is there, and `StoreExists` if there is
+    an unfinished ingest, or as `Place.check`."""
+    with _alone(writer):
+        writer.place.check()
+        writer.place.clean_up()
+        if writer.place.plan(): raise writer.other_ingest()
+        run = writer.server_run()
+        try: writer.publish([writer.write_part(new, run) for new in values], {}, run)
+        except Exception:
+            with suppress(StoreError): writer.place.clean_up()   # else the next one who comes removes it
+            raise
+
+def drop_before(
+    writer:Writer # With a `base`
+):
+    "Removes what only the version before `base` uses; its open stores raise `StoreNotFound` then. Raises as `revise`"
+    with _alone(writer): writer.place.clean_up(keep_before=False)
 
 # --- MemoryWriter
 

@@ -9,12 +9,12 @@ Docs: page `write/folder_place`"""
 # abandoning and editing all end with it, and so does the next call after a kill. Shards of others are never removed: a
 # tar is ours if it has an index in our own folder, and if it is not one that was only indexed.
 
-import os, uuid
+import os, uuid, warnings
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from ..core import MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
-from ..store.shard_index import INDEX_FOLDER, pack_labels, ShardManifest
+from ..core import CorruptSample, MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
+from ..store.shard_index import INDEX_FOLDER, index_name, pack_labels, ShardIndex, ShardManifest
 from ..store.storage import Storage
 from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
@@ -64,7 +64,7 @@ class FolderPlace(Place):
 
     def plan(self): return self._plan(self.committed())
     def _plan(self, dataset):
-        """Returns the plan of the unfinished ingest, or `None`; raises `StoreError` if it is damaged
+        """Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged
 
         `dataset` is what `committed` returned; its own plan, which may still be there, does not count."""
         try:
@@ -73,8 +73,8 @@ class FolderPlace(Place):
             if wrong or plan['chunk']<1: raise ValueError(f"has no valid {(wrong or ['chunk'])[0]!r}")
         except FileNotFoundError: return None
         except ValueError as e:
-            raise StoreError(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
-                             f'{self.how_to_abandon} drops that ingest, then begin again') from None
+            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
+                                f'{self.how_to_abandon} drops that ingest, then begin again') from None
         is_finished = dataset and plan['generation']<=dataset.generation
         return plan if plan['signature'] and not is_finished else None   # without a signature, it is being dropped
 
@@ -84,8 +84,8 @@ class FolderPlace(Place):
         It is none if shards of others are indexed here, if `labels.json` is of another tool, or if there are files with
         names of our shards, but neither a dataset nor an unfinished ingest."""
         if self.foreign: return
-        dataset = self.committed()
-        plan = self._plan(dataset)
+        dataset,plan = self.committed(),None
+        with suppress(CorruptSample): plan = self._plan(dataset)
         is_index = any(prefix=='' for prefix in (dataset and dataset.prefix, plan and plan['prefix']))
         if is_index or 'manifest.json' in self.hidden.names():
             raise StoreExists(f'{self.url}: shards that others wrote are indexed here; choose another folder')
@@ -140,9 +140,11 @@ class FolderPlace(Place):
     )->bool: # Was there an ingest to remove?
         """Removes everything of ours that neither the dataset nor an unfinished ingest needs; the lock must be held
 
-        Shards go before the indices that mark them as ours, and the plan goes last."""
-        dataset = self.committed()
-        plan,needed = None if drop else self._plan(dataset),set(keep)
+        Shards go before the indices that mark them as ours, and the plan goes last. If it is damaged, nobody knows what
+        it needs, and nothing is removed, except with `drop`."""
+        dataset,needed = self.committed(),set(keep)
+        try: plan = None if drop else self._plan(dataset)
+        except CorruptSample: return False
         if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
         def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
         self._remove_begun()
@@ -161,7 +163,8 @@ class FolderPlace(Place):
 
     def drop_plan(self):
         dataset = self.committed()
-        plan = self._plan(dataset)
+        try: plan = self._plan(dataset)
+        except CorruptSample: return self._drop_damaged_plan(dataset)
         if not plan: return
         self.foreign = not plan['prefix']
         # a worker of this ingest may still run: it must not know the names of later shards
@@ -170,6 +173,20 @@ class FolderPlace(Place):
         if not self.foreign and dataset: self._write_for_others(dataset)   # a commit may have ended before its manifest
         elif not self.foreign: self._remove_for_others()
         self.clean_up()
+
+    def _drop_damaged_plan(self, dataset):
+        """Removes the state of an ingest whose plan is damaged, and index files without a shard beside them
+
+        Nobody knows which shards are its own: they stay, with their index files, and this warns of them."""
+        known = files_of(dataset) if dataset else ()
+        rest = [name for name in own_shards(self.storage, self.hidden)
+                if name not in known and not _is_index_of_others(self.hidden, name)]
+        foreign,self.foreign = self.foreign,True
+        self.clean_up(keep=map(index_name, rest), drop=True)
+        self.foreign,self.next_generation = foreign,1+max(map(generation_of, rest), default=0)
+        if rest:
+            warnings.warn(f'{self.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
+                          f'are its own; these stay: {", ".join(rest[:10])}', stacklevel=4)
 
     def remove_all(self):
         "Removes a dataset, the state of an ingest, its lock, and empty folders"
@@ -228,6 +245,11 @@ class FolderPlace(Place):
         "Removes `labels.json` and `README.md` if we wrote them"
         own = ('labels.json', owns_labels),(CARD_FILE, owns_card)
         self.storage.remove([name for name,is_own in own if is_own(self.storage)])
+
+def _is_index_of_others(hidden, shard):
+    "Returns whether `index_shards` wrote the index of a shard: it has a record; false if the index is damaged"
+    try: return bool(ShardIndex(hidden.read(index_name(shard)), shard).record)
+    except (FileNotFoundError,StoreError): return False
 
 def remove_link(
     storage:Storage # A folder

@@ -194,7 +194,7 @@ class RedisWriter(Writer):
         replies = self.link.send([('MEMORY USAGE', key) for field in blob_fields
                                   for key in layout.values(field, numbers)],
                                  strict=False)
-        try: memory = self.place.memory()
+        try: memory = self.link.memory()
         except StoreError: memory = []
         # 16 bytes more per key, for its entry in the table of keys, whose size is doubled when it is full
         sizes = [size+16 for size in replies if isinstance(size, int)]

@@ -78,10 +78,6 @@ class RedisPlace(Place):
                 raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
                                         f'RedisStore.delete(url, {self.name!r}) drops it') from None
 
-    def memory(self)->list:
-        "Returns what `INFO memory` says, a list of dicts: one for each master of a cluster, or for the single server"
-        return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
-
     # Before a name is written, two things are looked for that would lose samples later.
 
     def check(self):
@@ -91,7 +87,7 @@ class RedisPlace(Place):
 
     def _check_eviction(self):
         "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
-        for memory in self.memory():
+        for memory in self.link.memory():
             policy = memory.get('maxmemory_policy', '')
             if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
             raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
@@ -157,16 +153,19 @@ class RedisPlace(Place):
     def drop_plan(self):
         """Makes an unfinished ingest impossible to continue and to publish, and removes what it wrote; raises
         `StoreBusy`"""
+        try: plan = self.plan()
+        except CorruptSample: plan = None
         self.lock.transaction(lambda p: p.delete(self.keys.plan), discard=[INGESTS_KEY])
-        self.clean_up()
+        self.clean_up(dropped=(plan['id'],plan['prefix']) if plan else ())
 
     def clean_up(self,
         keep_before:bool=True, # Keep what only the version before uses?
+        dropped=(), # IDs that only an ingest needed which was dropped
         step:int=1000 # Keys per command
     )->bool: # Was there anything to remove?
         """Removes what is registered and not needed by the dataset or an unfinished ingest; the lock must be held
 
-        If the manifest or the plan is damaged, nobody knows what they need, and nothing is removed. Raises
+        If the manifest or the plan is damaged, nobody knows what they need, and only `dropped` is removed. Raises
         `ServerRestarted` if the server restarts meanwhile: it may have come back with an older state, which may need
         these keys. Raises `StoreBusy`."""
         self.finish_rename()
@@ -174,9 +173,11 @@ class RedisPlace(Place):
         register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
         if not (register or self.lock.tags): return False
         try: manifest,plan = self.committed(),self.plan()
-        except (CorruptSample,UnsupportedFormat): return False
-        if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
-        needed = needed_by(manifest, plan, keep_before)
+        except (CorruptSample,UnsupportedFormat): needed = {entry.decode(errors='replace') for entry in register}
+        else:
+            if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
+            needed = needed_by(manifest, plan, keep_before)
+        needed -= set(dropped)
         unneeded = {entry:self._ranges(entry, stored) for entry,stored in register.items()
                     if entry.decode(errors='replace') not in needed}
         unneeded = {entry:ranges for entry,ranges in unneeded.items() if ranges is not None}

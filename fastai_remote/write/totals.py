@@ -1,4 +1,6 @@
-"""What the records of all chunks say about the dataset: its manifest"""
+"""What the records of all chunks say about the dataset: its manifest
+
+Docs: page `write/totals`"""
 
 # The commit reads the records one after the other. It keeps totals, and some numbers for each shard and each gap, but
 # nothing for each sample. A split begins at its first place, less the gaps before it. Vocabularies are all labels that
