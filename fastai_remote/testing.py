@@ -202,7 +202,7 @@ class WriterTests:
         for fails in 1,3:
             writer,numbers = leader.opener()(),np.array([i for i in range(4) if i!=fails])
             writer.put(numbers, {'id':numbers*10})
-            writer.done(0, dict(ok=3, failed=1, bytes=24, gaps=[fails]), [(f'sample {fails}', 'failed')])
+            writer.done(0, dict(ok=3, failed=1, bytes=24, gaps=[[fails,fails+1]]), [(f'sample {fails}', 'failed')])
         leader.commit()
         leader.close()
         store = self.open()

@@ -79,7 +79,9 @@ class FolderPlace:
         names = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob('*'))
         lock = '.fastai_remote/.ingest/lock.json'
         return [name for name in names if not f'{lock}/'.startswith(f'{name}/')]
-    def names(self): return sorted(re.sub(r'(^|/)shard\d*-', r'\1shard-', name) for name in self.files())
+    def names(self):
+        def plain(name): return re.sub(r'(^|/)(shard\d*|[.]part-\d+-\w{8})-', lambda m: f'{m[1]}{m[2][:5]}-', name)
+        return sorted(map(plain, self.files()))
     def everything(self):
         "All files, but for when and by whom the manifest was written"
         files = {name:self.folder/name for name in self.files()}

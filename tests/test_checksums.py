@@ -280,9 +280,9 @@ def record_key(client, chunk):
     key, = (key for key in client.keys() if key.endswith(b':record:%d' % chunk))
     return key
 
-def interrupted(server):
+def interrupted(server, **kwargs):
     "An ingest that is all but done; call what comes back to go on with it"
-    def go(): return write(server.url, [*range(1, 10), 0], Stopping(), chunk=3)
+    def go(): return write(server.url, [*range(1, 10), 0], Stopping(), chunk=3, **kwargs)
     Stopping.on = True
     with pytest.raises(KeyboardInterrupt): go()
     Stopping.on = False
@@ -336,6 +336,18 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(client, server):
     go()
     assert len(contents(server.url))==9 and not is_damaged(server.url)
     assert RedisStore(server.url, 'd').manifest.prefix!='d'   # a worker of the dropped ingest may still run
+
+def test_an_ingest_is_abandoned_beside_a_damaged_manifest(client, server):
+    "Its values and its plan go; nobody knows which others the dataset needs"
+    write(server.url)
+    want,before = contents(server.url),set(client.keys())
+    interrupted(server, overwrite=True)
+    assert len(client.keys())>len(before)
+    flip(client, 'd:meta', 100)
+    RedisStore.abandon(server.url, 'd')
+    assert set(client.keys())==before
+    flip(client, 'd:meta', 100)
+    assert contents(server.url)==want
 
 def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_plan(client, server):
     "Also if that one has itself replaced an unfinished ingest"

@@ -22,7 +22,7 @@ def test_ingest_chunk():
     columns.add(0, {'png':Image.new('L', (4,4), 51), 'cls':'cat'})
     with expect_fail(ValueError, contains='not an image'):
         columns.add(1, {'png':b'no', 'cls':'dog'})
-    test_eq((columns.numbers, columns.labels, len(columns.stats)), ([0], {'cls':{'cat'}}, 1))
+    test_eq((columns.numbers, columns.counts, len(columns.stats)), ([0], {'cls':{'cat':1}}, 1))
     repr({field:v if isinstance(v, np.ndarray) else v[0][:8] for field,v in columns.columns().items()})
     vocab = {'mask.png':['sky','road']}
     columns = Columns(plan_fields({'mask.png':Image.new('L', (4,4))}, vocab), vocab)

@@ -3,7 +3,7 @@ import os, tempfile
 import numpy as np
 from fastcore.test import expect_fail, test_eq
 from fastai_remote.codec.numbers import narrow
-from fastai_remote.core import CorruptSample, crc32s, seal, StoreBusy, StoreExists, StoreNotFound
+from fastai_remote.core import CorruptSample, crc32s, Manifest, seal, StoreBusy, StoreExists, StoreNotFound
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import RedisStore, ShardStore
 from fastai_remote.store.redis_layout import key_layout
@@ -18,10 +18,10 @@ from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.redis_lost import lost_of_range, lost_samples
 from fastai_remote.write.redis_place import RedisPlace
-from fastai_remote.write.redis_state import IngestKeys, packed_writes, parse_record, read_sealed, seal_label
-from fastai_remote.write.redis_state import split_runs, state_keys, unseal_label, value_keys
+from fastai_remote.write.redis_state import IngestKeys, packed_writes, parse_record, read_sealed
+from fastai_remote.write.redis_state import split_runs, state_keys, value_keys
 from fastai_remote.write.shard_files import generation_of
-from fastai_remote.write.shard_totals import _without_gaps
+from fastai_remote.write.totals import Totals
 from fastai_remote.write.shards import ShardWriter
 
 def test_write_base():
@@ -36,7 +36,8 @@ def test_write_base():
     fields = {'txt':{'codec':'txt','dtype':None}, 'cls':{'codec':'cls','dtype':'i8','staged':True,'text':True}}
     w.begin(dict(signature='demo', n=4, chunk=4, fields=fields, splits=None, vocab={}))
     w.put(np.array([0,2,3]), {'txt':[b'a',b'c',b'd'], 'cls':['x','y','x']})
-    w.done(0, dict(ok=3, failed=1, bytes=3, gaps=[1]), [('item 1','ValueError: no text')])
+    record = dict(ok=3, failed=1, bytes=3, gaps=[[1,2]], counts={'cls':[['x',2], ['y',1]]})
+    w.done(0, record, [('item 1','ValueError: no text')])
     w.commit()
     w.close()
     test_eq((len(w.store), w.store.vocab, w.store[1]), (3, ['x','y'], {'txt':'c', 'cls':'y'}))
@@ -75,7 +76,7 @@ def test_write_redis():
     fields = {'txt':{'codec':'txt','dtype':None}, 'age':{'codec':'u1','dtype':'u1'}}
     w.begin(dict(signature='demo', n=4, chunk=4, fields=fields, splits={}, vocab={}))
     w.put(np.array([0,2,3]), {'txt':[b'a',b'c',b'd'], 'age':np.array([7,8,9], np.uint8)})
-    w.done(0, dict(ok=3, bytes=6, gaps=[1], failed=1), [['item 1', 'ValueError: no text']])
+    w.done(0, dict(ok=3, bytes=6, gaps=[[1,2]], failed=1), [['item 1', 'ValueError: no text']])
     with expect_fail(StoreBusy, contains="is writing 'tiny' now (1 of 1 chunks done)"):
         RedisWriter(w.link, 'tiny').begin(dict(signature='demo'))
     with expect_fail(StoreNotFound, contains="no dataset 'tiny'"): RedisStore(server.url, 'tiny')
@@ -87,11 +88,12 @@ def test_write_redis():
     # Four samples are written. The one at place 1 fails, and the labels are not in order:
     server = redis_server()
     w = RedisWriter(RedisLink(server.url), 'tiny')
-    fields = {'txt':{'codec':'txt','dtype':None}, 'cls':{'codec':'cls','dtype':'i8','staged':True}}
+    fields = {'txt':{'codec':'txt','dtype':None}, 'cls':{'codec':'cls','dtype':'i8','staged':True,'text':True}}
     w.begin(dict(signature='demo', n=4, chunk=4, fields=fields, splits={}, vocab={}))
     labels = ['dog','cat','ant']
-    w.put(np.array([0,2,3]), {'txt':[b'a',b'c',b'd'], 'cls~':label_hash(labels)}, {'cls':set(labels)})
-    w.done(0, dict(ok=3, bytes=3, gaps=[1], failed=1), [['item 1', 'ValueError: no text']])
+    w.put(np.array([0,2,3]), {'txt':[b'a',b'c',b'd'], 'cls~':label_hash(labels)})
+    record = dict(ok=3, bytes=3, gaps=[[1,2]], failed=1, counts={'cls':[[label, 1] for label in labels]})
+    w.done(0, record, [['item 1', 'ValueError: no text']])
     with expect_fail(StoreNotFound, contains='there are: none'): RedisStore(server.url, 'tiny')
     w.commit()
     w.close()
@@ -113,7 +115,7 @@ def test_write_redis_admin():
         w = RedisWriter(RedisLink(server.url), name)
         w.begin(dict(signature='demo', n=n, chunk=n, fields={'txt':{'codec':'txt','dtype':None}}, splits={}, vocab={}))
         w.put(np.arange(n-1), {'txt':[f'{name} {i}'.encode() for i in range(n-1)]})
-        w.done(0, dict(ok=n-1, bytes=9*n, gaps=[n-1], failed=1), [['item 1', 'ValueError: no text']])
+        w.done(0, dict(ok=n-1, bytes=9*n, gaps=[[n-1,n]], failed=1), [['item 1', 'ValueError: no text']])
         if commit: w.commit()
         w.close()
         return w.link.client
@@ -186,7 +188,6 @@ def test_write_redis_place():
 def test_write_redis_state():
     keys,plan = IngestKeys('pets'),{'id':'7c1', 'fields':{'cls':{'dtype':'i8', 'staged':True}}, 'n':100, 'chunk':16}
     test_eq(keys.record(plan, 6), 'pets:ingest:7c1:record:6')
-    keys.labels(plan, 'cls')
     fields = {'jpg':{'dtype':None, 'codec':'jpg'}, 'cls':{'dtype':'i8', 'codec':'cls', 'staged':True}}
     layout = key_layout('pets@7c1')
     repr(value_keys(layout, fields, 100)+state_keys(keys, layout, {**plan, 'fields':fields}))
@@ -195,8 +196,6 @@ def test_write_redis_state():
     test_eq(read_sealed(sealed, 'the plan'), {'n':3})
     with expect_fail(CorruptSample, contains='the plan does not match its checksum'):
         read_sealed(sealed.replace(b'3}', b'7}'), 'the plan')
-    test_eq(unseal_label(seal_label('Maine Coon')), 'Maine Coon')
-    with expect_fail(ValueError, contains='checksum'): unseal_label(seal_label('cat').replace(b'cat', b'bat'))
     test_eq(parse_record(1, seal({'ok':16, 'chunk':0})), None)   # the record of another chunk
     parse_record(0, seal({'ok':16, 'chunk':0}))
 
@@ -204,9 +203,10 @@ def test_write_shard_files():
     names = 'shard-000000.tar','shard2-train-000012-1.tar','shard-000000.tar.fastai_remote','shard.tar'
     test_eq(list(map(generation_of, names)), [1,2,1,None])
 
-def test_write_shard_totals():
-    gaps = np.array([[2,4],[9,11],[19,20]])
-    test_eq(_without_gaps({'train':[0,10], 'valid':[10,20]}, gaps), {'train':[0,7], 'valid':[7,15]})
+def test_write_totals():
+    totals = Totals(dict(n=20, chunk=10, fields={}, splits={'train':[0,10], 'valid':[10,20]}, vocab={}))
+    for gaps in [[2,4],[9,10]],[[10,11],[19,25]]: totals.add(dict(ok=7, bytes=0, failed=3, gaps=gaps))
+    test_eq(totals.describe(Manifest('d', 0, {})).splits, {'train':[0,7], 'valid':[7,15]})
 
 def test_write_shards():
     tmp = tempfile.TemporaryDirectory()
@@ -214,12 +214,14 @@ def test_write_shards():
     fields = {'txt':{'codec':'txt','dtype':None}, 'txt.crc':{'codec':'crc','dtype':'u4'},
               'cls':{'codec':'cls','dtype':'i8','staged':True,'text':True}}
     w.begin(dict(signature='s', n=8, chunk=4, fields=fields, splits={'train':[0,6], 'valid':[6,8]}, vocab={}, stats=None))
-    for chunk,numbers,gaps,failures in [(1, [4,5,6,7], [], []), (0, [0,1,3], [2], [('2','why not')])]:
+    for chunk,numbers,gaps,failures in [(1, [4,5,6,7], [], []), (0, [0,1,3], [[2,3]], [('2','why not')])]:
         part = w.opener()()
         txt = [f'number {i}'.encode() for i in numbers]
         cls = ['odd' if i%2 else 'even' for i in numbers]
         part.put(np.array(numbers), {'txt':txt, 'txt.crc':crc32s(txt), 'cls':cls})
-        part.done(chunk, dict(ok=len(txt), bytes=sum(map(len, txt)), failed=len(gaps), gaps=gaps), failures)
+        record = dict(ok=len(txt), bytes=sum(map(len, txt)), failed=len(gaps), gaps=gaps)
+        counts = {'cls':[[label, cls.count(label)] for label in set(cls)]}
+        part.done(chunk, dict(record, counts=counts), failures)
     test_eq([r['shards'][0][:2] for _,r in w.records()], [['shard-train-000000.tar',2], ['shard-train-000001.tar',2]])
     w.storage.names()
     with expect_fail(StoreNotFound): ShardStore(f'{tmp.name}/digits')

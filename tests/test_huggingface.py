@@ -285,7 +285,7 @@ class TestStream(SourceTests):
 
 @pytest.mark.parametrize('splits,maxcount', [(False,7), (True,7), (False,99)])
 def test_folders_of_shards_are_read_as_they_are(tmp_path, splits, maxcount):
-    "By `load_dataset` and WebDataset, which know nothing of manifests, indices and overlays; also after edits"
+    "By `load_dataset` and WebDataset, which know nothing of manifests, indices and added parts; also after edits"
     import webdataset
     def row(i): return {'txt':f'text {i}', 'cls':i%3, 'tags.labels':['a'], 'x.f4':i/2}
     def rows(start, stop): return list(map(row, range(start, stop)))

@@ -71,14 +71,18 @@ def test_sizes_of_splits_may_be_numbers_of_numpy():
 @pytest.mark.parametrize('plan', ['{"n":"1"}', '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}'])
 @pytest.mark.parametrize('is_there', [True,False])
 def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
-    "Whether there is a dataset or not; it is said what drops it"
+    "Whether there is a dataset or not; it is said what drops it, and overwrite=True replaces it"
     if is_there: to_shards(TEN, tmp_path, **ALONE)
     (tmp_path/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
     (tmp_path/'.fastai_remote/.ingest/plan.json').write_text(plan)
-    for call in (lambda: to_shards(TEN, tmp_path, overwrite=True, **ALONE)), lambda: ShardStore.unfinished(tmp_path):
+    file = tmp_path/'.fastai_remote/.ingest/plan.json'
+    for call in (lambda: to_shards(TEN, tmp_path, **ALONE)), lambda: ShardStore.unfinished(tmp_path):
         with pytest.raises(StoreError, match='plan.json, is damaged: .*ShardStore.abandon'): call()
     ShardStore.abandon(tmp_path)
-    to_shards(TEN, tmp_path, overwrite=True, **ALONE)
+    file.parent.mkdir(exist_ok=True, parents=True)
+    file.write_text(plan)
+    to_shards(TEN[:3], tmp_path, overwrite=True, **ALONE)
+    assert len(ShardStore(tmp_path))==3 and not file.exists()
 
 def test_labels_of_numpy(put):
     "As a vocabulary, and as labels in arrays without dimensions; in new samples, in new fields and in edits"

@@ -17,7 +17,7 @@ from fastai_remote import (
     TieredStore, UnknownField, image_samples, to_redis, to_shards)
 from fastai_remote.runs import GapTable, RunTable, TooManyRuns
 from fastai_remote.write.redis_lock import RedisLock
-from fastai_remote.write.revision import joined_vocab
+from fastai_remote.write.totals import joined_vocab
 from fastai_remote.store.base import image_stats
 from inputs import encoded
 from shard_helpers import ONE, files, index, interrupted_after, names
@@ -579,6 +579,15 @@ def test_only_the_version_that_is_there_can_be_cleaned(place):
     place.delete()
     with pytest.raises(StoreNotFound): edited.clean()
 
+def test_what_is_refused_where_a_dataset_was_deleted_leaves_nothing(place):
+    store = place.write(samples(0, 9))
+    place.delete()
+    before = place.contents()
+    for change in (lambda: store.edit(drop=[0]), lambda: store.edit(set={'txt':{1:'new'}}), store.clean,
+                   lambda: store.drop_fields('txt')):
+        with pytest.raises(StoreNotFound): change()
+        assert place.contents()==before and not (place.kind is ShardStore and place.address('d')[0].exists())
+
 def test_a_field_that_is_named_twice_is_dropped_once(redis_place):
     other = redis_place.write(samples(0, 9), 'e').drop_fields('txt', 'txt')
     assert redis_place.write(samples(0, 9)).drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0
@@ -697,7 +706,7 @@ def test_values_that_samples_lacked(tmp_path):
     assert store.edit(set={'a.txt':{0:'c'*10, 1:'c'*10}}).manifest.nbytes==before-100+20
 
 def test_the_bytes_of_a_version_are_those_of_the_values_that_it_has(folders):
-    "Not those of values that were replaced or dropped, which stay in the shards or in an overlay"
+    "Not those of values that were replaced or dropped, which stay in the shards or in an added part"
     store = folders.write([{'txt':'a'*1000, 'cls':'ab'[i%2]} for i in range(4)], chunk=2)
     labels = store.manifest.nbytes-4000
     for change,want in (

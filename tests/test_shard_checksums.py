@@ -88,7 +88,7 @@ def test_each_flipped_bit_is_found(tiny, name, step):
     assert not is_damaged(tiny)
 
 def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(tmp_path):
-    "In tars, indices, tables, lists of failures and overlays; some bits of each file"
+    "In tars, indices, tables, lists of failures and added parts; some bits of each file"
     folder = tmp_path/'d'
     store = changed(lambda source, fn, **options: to_shards(source, folder, fn, maxcount=3, **options))
     want,found = facts(store),set()

@@ -1,5 +1,5 @@
 "What `to_shards` writes, sizes of shards, locks and places, readers, hostile files, and what a loader gets of shards"
-import base64, json, os, pickle, random, re, shutil, subprocess, threading, time, zlib
+import base64, json, os, pickle, random, re, shutil, subprocess, threading, time, warnings, zlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +165,23 @@ def test_shards_of_a_damaged_plan_stay_whole(tmp_path, old):
     assert names(tmp_path/'d')==[name for name in before if '/.ingest' not in name]
     if old: assert len(ShardStore(tmp_path/'d'))==60
 
+def test_a_dataset_replaces_another_one_and_an_ingest_with_a_damaged_plan(tmp_path):
+    "Without a dataset, nobody knows whose the shards are"
+    def damage():
+        interrupt(tmp_path/'d', overwrite=True)
+        (tmp_path/'d/.fastai_remote/.ingest/plan.json').write_text('{')
+    put(tmp_path/'d', items('a'))
+    damage()
+    with pytest.warns(UserWarning, match='these stay: shard2-'): put(tmp_path/'d', items('b', 20), overwrite=True)
+    assert len(sound(tmp_path/'d'))==20
+    ShardStore.delete(tmp_path/'d')
+    damage()
+    before = {name:content for name,content in files(tmp_path/'d').items() if name.endswith('.tar')}
+    with pytest.raises(StoreExists, match='choose another folder|Choose another folder'), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        put(tmp_path/'d', items('b', 20), overwrite=True)
+    assert before and before.items()<=files(tmp_path/'d').items()
+
 def test_records_that_do_not_count_are_left_out(tmp_path):
     "One half written, those beyond the 13 chunks of the plan, and one that is damaged, in the name of its checksum"
     interrupt(tmp_path/'d')
@@ -187,7 +204,7 @@ def test_a_commit_without_all_chunks_leaves_no_failures_behind(tmp_path):
     def write(chunk):
         one,number = writer.opener()(),2*chunk
         one.put(np.array([number]), {'txt':[b'a'], 'txt.crc':np.array([zlib.crc32(b'a')], np.uint32)})
-        one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[number+1]), [(f'sample {number+1}','bad')])
+        one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[[number+1,number+2]]), [(f'sample {number+1}','bad')])
     write(0)
     with pytest.raises(StoreError, match='1 chunks are not written'): writer.commit()
     assert not [name for name in names(tmp_path/'d') if 'failures' in name]

@@ -24,7 +24,8 @@ from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
 from ..source.base import (
     as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)
-from ..write.base import label_hash, label_texts, ServerRestarted
+from ..write.base import label_hash, ServerRestarted
+from ..write.totals import label_texts
 
 # --- The plan
 
@@ -224,11 +225,14 @@ class Columns:
         self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
         self.boxes = _labelled_boxes(fields)
         self.notes = {}   # `{what encoding has changed: how many samples}`
+        self.labels = {} # `{field: set of texts}` of codec `labels`, as `label_texts`
+        # `{field: {label or code: samples}}`
+        self.counts = {field:{} for field,d in fields.items() if d['codec']=='cls'}
         self.clear()
 
     def clear(self):
-        "Forget the samples, which are written"
-        self.numbers,self.keys,self.labels,self.nbytes = [],[],{},0
+        "Forget the samples, which are written; but not their labels"
+        self.numbers,self.keys,self.nbytes = [],[],0
         self.values = {field:[] for field in self.fields if not field.endswith('.crc')}
 
     def add(self,
@@ -253,6 +257,7 @@ class Columns:
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
         for field,new in labels.items(): self.labels.setdefault(field, set()).update(new)
         for field,value in encoded.items(): self._append(field, value)
+        for field,counts in self.counts.items(): counts[encoded[field]] = counts.get(encoded[field], 0)+1
         if key!=given: self.notes[_CHANGED_KEYS] = self.notes.get(_CHANGED_KEYS, 0)+1
         self.numbers.append(number)
         self.keys.append(key)
@@ -288,8 +293,7 @@ class Columns:
     def _encode(self, field, value, labels):
         """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label
 
-        In `labels`, `{field: set of str}` as `Writer.put` takes it, the entry of `field` is set for codec `labels`, to
-        JSON texts, and for a label that is text and whose code is not known yet. Raises the errors of the codec, and
+        In `labels`, the entry of a field of codec `labels` is set to `label_texts`. Raises the errors of the codec, and
         `TypeError` or `ValueError` for a value that cannot be stored."""
         codec = self.codecs[field]
         if codec.dtype is not None:
@@ -297,7 +301,7 @@ class Columns:
                 raise TypeError(f'field {field!r} is None in this sample, and stores numbers or labels: give a value, '
                                 'leave the sample out, or use a field that ends in .json, which stores null')
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
-            return self._encode_label(field, value, labels)
+            return self._encode_label(field, value)
         if isinstance(value, (str,os.PathLike)) and is_image(codec.name): value = _image_of_file(codec, value)
         encoded = codec.to_bytes(value)
         if self.check_value: self.check_value(field, encoded)
@@ -307,10 +311,10 @@ class Columns:
             labels[field] = label_texts(texts)
         return encoded
 
-    def _encode_label(self, field, label, labels):
+    def _encode_label(self, field, label):
         """The code of `label`; or the label itself, `str` or `int`, while the vocabulary is not known
 
-        Text is then entered into `labels`. Raises `TypeError` or `ValueError` for a wrong label."""
+        Raises `TypeError` or `ValueError` for a wrong label."""
         label = plain_label(field, label)
         if field in self.codes: return self.codes[field](label)
         is_text = self.fields[field]['text']
@@ -318,7 +322,6 @@ class Columns:
             raise TypeError(f"label {label!r}: the first sample had {'a str' if is_text else 'a number'}")
         if not isinstance(label, str): return int(self.codecs[field].to_num(label))
         utf8(label)
-        labels[field] = {label}
         return label
 
     def columns(self,
@@ -366,7 +369,7 @@ def write_chunk(
         if stream:
             size = writer.plan['chunk']
             record['mark'] = mark
-            record['gaps'] += range(chunk*size+len(part), (chunk+1)*size)
+            if len(part)<size: record['gaps'].append([chunk*size+len(part), (chunk+1)*size])
         try:
             writer.done(chunk, record, failures, run)
             return {**record, 'run':run}
@@ -382,14 +385,15 @@ def _write_samples(writer, chunk, part, load, fn):
     columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)
     record,failures = dict(ok=0, bytes=0, failed=0, gaps=[]),[]
     def flush():
-        writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.takes_label_hashes), columns.labels)
+        writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.takes_label_hashes))
         record['ok'] += len(columns.numbers)
         record['bytes'] += columns.nbytes
         columns.clear()
     for number,(name,raw) in enumerate(part, chunk*plan['chunk']):
         try: columns.add(number, convert(load, fn, raw))
         except Exception as e:
-            record['gaps'].append(number)
+            if record['gaps'] and record['gaps'][-1][1]==number: record['gaps'][-1][1] += 1
+            else: record['gaps'].append([number,number+1])
             failures.append((storable(str(name)), failure_reason(e)))
         if columns.nbytes>WRITE_BYTES: flush()
     flush()
@@ -397,6 +401,8 @@ def _write_samples(writer, chunk, part, load, fn):
     given = record['ok']+record['failed']
     if given!=len(part):
         raise ValueError(f'{writer.name}: the source gave {given:,} samples in a part whose length is {len(part):,}')
+    record |= dict(labels={field:sorted(texts) for field,texts in columns.labels.items()},
+                   counts={field:list(counts.items()) for field,counts in columns.counts.items()})
     if columns.notes: record['notes'] = columns.notes
     if columns.stats: record['stats'] = columns.stats.to_text()
     return record,failures

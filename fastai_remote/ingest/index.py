@@ -39,9 +39,9 @@ from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
-from ..write.base import label_texts
 from ..write.folder_place import FolderPlace
 from ..write.shards import ShardWriter
+from ..write.totals import label_texts
 
 # %% ../../nbs/ingest/11_index.ipynb #243399dc
 class _StoredFile:
@@ -94,13 +94,15 @@ def _late_field(field):
 class _ShardFields:
     """The fields that occur in a shard: those of the plan, and others as they come
 
-    `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`."""
+    `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`; `labels`
+    and `counts` are those of a record, `{field: set of texts}` and `{field: {label or code: samples}}`."""
     def __init__(self,
         fields:dict, # Of the plan
         vocab:dict, # Of the plan: `{field: list of labels}`
         shard:str, # Name of the shard, for messages
     ):
         self.columns,self.shard,self.notes = IndexColumns(fields),shard,Counter()
+        self.labels,self.counts = {},{}
         self.specs,self.vocab = self.columns.fields,vocab
         self.masks = {field for field in vocab if has_codes(fields[field]['codec'])}
         self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items()
@@ -139,6 +141,20 @@ class _ShardFields:
         spec = _late_field(utf8(field).decode())
         self.columns.add_field(field, spec)
         return spec
+
+    def count(self, values, members):
+        """Counts the labels of a sample that did not fail; takes `{field: value}` and `{field: TarMember}`
+
+        Removes `late` from the entry of a field whose label is a member `cls.txt`."""
+        for field,value in values.items():
+            if self.specs[field]['codec']!='cls': continue
+            # text, also if it is like an integer
+            if is_exact_label(members[field].name): self.specs[field].pop('late', None)
+            counts = self.counts.setdefault(field, {})
+            counts[value] = counts.get(value, 0)+1
+        for field in members:
+            if field in self.specs and self.specs[field]['codec']=='labels':
+                self.labels.setdefault(field, set()).update(_labels(members[field].content))
 
     def record(self):
         "`{field: [number of samples, entry]}` of the fields that occur"
@@ -207,7 +223,7 @@ def index_shard(
                 continue
             columns.add(spans, values, key)
             nbytes += sum(m.size for f,m in members.items() if f in found.specs)
-            _count(writer, found.specs, values, members)
+            found.count(values, members)
             if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
                 try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
                 except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
@@ -217,13 +233,12 @@ def index_shard(
     if file.content.damage:
         found,stats,nbytes = _ShardFields(fields, vocab, name),None,0
         columns = found.columns
-        writer.counts,writer.seen = {},{}
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
-                  notes=dict(found.notes+left_out), stamp=file.stamp)
-    labels = {field:sorted(texts) for field,texts in writer.seen.items()}
-    counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
-    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
+                  notes=dict(found.notes+left_out), stamp=file.stamp,
+                  labels={field:sorted(texts) for field,texts in found.labels.items()},
+                  counts={field:list(counts.items()) for field,counts in found.counts.items()})
+    index = columns.pack(file.crc, dict(record, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
@@ -241,8 +256,6 @@ def _keep_shard(writer, source, k, row):
     name,record = row[0],_earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
     stamp = _check_unchanged(source, name, record.get('stamp'), row[3])
-    writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
-    writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
     writer.shards.append([*row[:-1], stamp_number(stamp)])
     writer.done(k, record, failures)
     return record
@@ -274,20 +287,6 @@ def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards 
     if file.crc!=crc:
         raise StoreExists(f'{source.url}: {name} has changed since it was indexed: its {file.size:,} bytes do not '
                           f'match their checksum; {advice}')
-
-def _count(writer, fields, values, members):
-    """Counts the labels of a sample in `writer.counts`, and enters those of codec `labels` into `writer.seen`
-
-    Removes `late` from the entry of a field whose label is a member `cls.txt`. Samples that failed must not come here.
-    `fields` is `{field: entry}`; `values` is `{field: number or label}`; `members` is `{field: TarMember}`."""
-    for field,value in values.items():
-        if fields[field]['codec']!='cls': continue
-        if is_exact_label(members[field].name): fields[field].pop('late', None)   # text, also if it is like an integer
-        counts = writer.counts.setdefault(field, {})
-        counts[value] = counts.get(value, 0)+1
-    for field in members:
-        if field in fields and fields[field]['codec']=='labels':
-            writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
 def _fields_of(storage, names, vocab, n=100):
     """Returns the fields of the first `n` samples of the first shard that has samples, `{field: entry}` as in a plan
@@ -390,7 +389,7 @@ class _KnownShards:
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
         self.table = ShardTable.unpack(dataset.shards)
-        if dataset.gaps or dataset.overlays:
+        if dataset.gaps or dataset.added:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
                               'was changed')
         self.positions = {self.table.name(shard):shard for shard in range(len(self.table))}

@@ -9,23 +9,22 @@ Docs: page `ingest/revise`"""
 # ## Append
 
 import hashlib
-from itertools import islice
 
 import numpy as np
 from fastcore.basics import listify
 
-from ..codec.webdataset import check_members
-from ..core import StoreError, unknown_arguments, UnknownField
-from .chunk import as_vocab, check_vocab, convert, failure_reason, plain_label, plan_fields
+from ..codec.numbers import narrow
+from ..core import Manifest, unknown_arguments, UnknownField
+from .chunk import as_vocab, Columns, convert, failure_reason, plain_label
 from .report import IngestError
 from .run import ingest
 from ..source.arrays import by_position
-from ..source.base import fn_fingerprint, IndexedSource, stable_repr, storable, unchanged
-from ..source.datasets import as_source, stored_samples, stored_values
-from ..store.base import field_codec, Store
-from ..store.shards import ShardReader
-from ..write.revision import AddFields, Append, Edit
-from ..write.shards import ShardWriter
+from ..source.base import fn_fingerprint, IndexedSource, stable_repr, unchanged
+from ..source.datasets import as_source, stored_samples
+from ..store.base import Store
+from ..write.base import revise
+from ..write.revision import AddFields, Append, check_fields, Edit, NewValues
+from ..write.totals import joined_vocab, labels_of_texts
 
 class _NamedLabels:
     """Applies `fn` to a sample, and replaces codes in the result by their labels; returns a dict
@@ -84,44 +83,6 @@ def append_samples(
 
 # --- Add fields, and drop them
 
-def _needed(dataset, sample, reason):
-    "Returns the error for a sample without a value: `dataset` and `sample` are names, and `reason` is an error"
-    return IngestError(f'{dataset}: each sample needs a value, so nothing has changed:\n  {storable(str(sample))}: '
-                       f'{failure_reason(reason)}')
-
-def _write_overlay(reviser, k, source, fn, **options):
-    """Writes the `k`-th overlay of a new version, counted from 0, from an `IndexedSource`; returns its `ShardReader`
-
-    `options` are those of `ingest`. Raises `IngestError` if a sample has no value; then no overlay is left."""
-    storage = reviser.overlay_storage(k)
-    writer = ShardWriter(storage, name=f'{reviser.name}/{storage.name}', for_others=False)
-    try: ingest(source, writer, fn, shuffle=False, max_failed=0, overwrite=True, **options)
-    except IngestError as e:
-        failures = '\n  '.join(f'{sample}: {reason}' for sample,reason in islice(writer.failures(), 5))
-        reviser.place.clean_up()
-        raise IngestError(f'{reviser.name}: each sample needs a value, so nothing has changed:\n  '
-                          f'{failures or e}') from e
-    overlay = ShardReader(storage, cache=None)
-    if len(overlay)!=len(source):
-        raise StoreError(f'{reviser.url}: {len(overlay):,} values for {len(source):,} samples')
-    return overlay
-
-def _add_to_shards(store, source, fn, vocab=None, **options):
-    """`add_fields` for shards, which are not changed; `source` is an `IndexedSource` of all samples
-
-    The new values are written into an overlay, whose sample i belongs to sample i of the dataset."""
-    vocab,load = as_vocab(vocab),source.load if fn is None else source.loader(True)
-    reviser = store.reviser(AddFields())
-    (name,raw), = source.read(np.array([0]))
-    try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
-    except Exception as e: raise _needed(store.name, name, e) from e
-    check_vocab(vocab, fields)
-    reviser.change.check(store, {'fields':fields})
-    check_members(store.name, fields, store.manifest.fields)
-    source.splits = None
-    with reviser.revising() as overlays:
-        overlays.append((_write_overlay(reviser, 0, source, fn, vocab=vocab, **options), None))
-
 class _Columns(IndexedSource):
     "A source whose sample i has entry i of each array; raises `ValueError` or `TypeError` if there are not `n` entries"
     def __init__(self,
@@ -155,7 +116,7 @@ def write_fields(
     fields:list=None, # As in `DatasetOps.add_fields`
     num_workers:int=None, # As for `to_redis`, like those below
     vocab:list|dict=None,
-    chunk:int=None, # For shards, only of values that are no numbers and no labels: these are written shard by shard
+    chunk:int=None,
     progress:bool=None
 )->Store: # The new version
     "Do what `DatasetOps.add_fields` does"
@@ -166,8 +127,7 @@ def write_fields(
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
     options = dict(vocab={} if vocab is None else vocab, num_workers=num_workers, chunk=chunk, progress=progress)
-    if store.shards is not None: _add_to_shards(store, source, fn, **options)
-    else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **options)
+    ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **options)
     return store.reopened()
 
 def remove_fields(
@@ -177,7 +137,9 @@ def remove_fields(
     "Do what `DatasetOps.drop_fields` does"
     fields = _known_fields(store, [name for field in listify(fields) for name in listify(field)])
     if set(fields)==set(store.fields): raise ValueError(f'{store.name}: no field would be left')
-    return _edit(store, {}, np.zeros(0, np.int64), fields) if fields else store
+    if not fields: return store
+    revise(store.reviser(Edit(np.zeros(0, np.int64), fields)))
+    return store.reopened()
 
 def _known_fields(store, fields):
     "Returns `fields`, names of fields, if `store` has all of them; else raises `UnknownField`"
@@ -187,38 +149,55 @@ def _known_fields(store, fields):
 
 # --- Edit
 
-class _ChangedSamples(IndexedSource):
-    """A source of the samples that an edit changes, in the order of their numbers, with the fields that it changes
+# The values of an edit are in memory, so it needs no plan, no chunks and no workers: they are encoded first, so that
+# what cannot be stored is refused before anything is written, and then written as a part for each field. Of labels, the
+# codes of the new version are stored.
 
-    Where a sample has no new value of such a field, the source has the stored one."""
-    def __init__(self,
-        store:Store, # The dataset
-        edit:Edit # The new values
-    ): self.store,self.values,self.numbers = store,edit.values,edit.numbers
+def _encoded(store, field, values, check_value):
+    """The `NewValues` of a field: `values`, `{sample number: new value}`, encoded; of labels their codes
 
-    def __len__(self): return len(self.numbers)
-    def read(self, numbers):
-        numbers = self.numbers[numbers]
-        fields = [field for field,changed in self.values.items() if any(i not in changed for i in numbers.tolist())]
-        stored = {field:stored_values(self.store, field, values)
-                  for field,values in self.store.get_many(numbers, fields, check=True).items()}
-        return [(f'sample {i}', {field:changed[i] if i in changed else stored[field][k]
-                                 for field,changed in self.values.items()})
-                for k,i in enumerate(numbers.tolist())]
+    Labels that are new get the next codes. `check_value` is that of the writer. Raises `IngestError`, which names the
+    sample, for a value that cannot be stored, and `TypeError` or `ValueError` for labels of another kind."""
+    def failed(number, error):
+        return IngestError(f'{store.name}: each sample needs a value, so nothing has changed:\n  sample {number}: '
+                           f'{failure_reason(error)}')
+    known,vocab = store.manifest.fields[field],store.manifest.vocab.get(field)
+    spec,numbers,part_vocab,counts = dict(codec=known['codec'], dtype=known['dtype']),sorted(values),{},{}
+    if spec['codec']=='cls':
+        for number in numbers:
+            try: values[number] = plain_label(field, values[number])
+            except Exception as e: raise failed(number, e) from e
+        kinds = {isinstance(value, str) for value in values.values()}
+        if len(kinds)>1: raise TypeError(f'{store.name}: new labels of {field!r} are text and numbers')
+        spec |= dict(dtype='i8', staged=True, text=kinds.pop())
+    check_fields(store, {field:spec}, [field])
+    has_labels = spec['codec'] in ('cls','labels')
+    columns = Columns({field:spec}, {} if vocab is None or has_labels else {field:vocab}, check_value=check_value)
+    for number in numbers:
+        try: columns.add(number, {field:values[number]})
+        except Exception as e: raise failed(number, e) from e
+    found,fields = columns.columns(as_hashes=False),{field:spec}
+    if spec['codec']=='cls':
+        labels = columns.values[field]
+        if vocab is not None: part_vocab[field] = joined_vocab(vocab, sorted(set(labels)))
+        found[field],dtype,counts = _codes(field, labels, part_vocab.get(field))
+        fields[field] = dict(codec='cls', dtype=dtype)
+    elif spec['codec']=='labels': part_vocab[field] = joined_vocab(vocab or [], labels_of_texts(columns.labels[field]))
+    if spec['dtype'] is None: fields[f'{field}.crc'] = dict(codec='crc', dtype='u4')
+    nbytes = sum(map(len, found[field])) if spec['dtype'] is None else 0   # as those of numbers are not subtracted
+    part = Manifest(store.name, len(numbers), fields, vocab=part_vocab, nbytes=nbytes, counts=counts)
+    return NewValues(part, np.array(numbers, np.int64), found)
 
-    def fingerprint(self):
-        digest = hashlib.sha256()
-        for field,changed in self.values.items():
-            codec = field_codec(self.store, field)
-            for number in sorted(changed):
-                digest.update(stable_repr((field, number)).encode())
-                digest.update(_content(codec, changed[number]))
-        return digest.hexdigest()
+def _codes(field, labels, vocab):
+    """`(codes, dtype, counts)` of labels: an array; its type; `{field: number of samples of each label}`
 
-def _content(codec, value):
-    "Bytes that tell `value` from others: those that `codec` stores; for a number, or what cannot be stored, a text"
-    try: return stable_repr(value).encode() if codec.dtype is not None else bytes(codec.to_bytes(value))
-    except Exception: return stable_repr(value).encode()   # writing it fails, too, and that error names the sample
+    Without `vocab`, the codes are the labels, which are integers, and there are no counts."""
+    if vocab is None:
+        dtype = narrow(min(0, *labels), max(labels))
+        return np.array(labels, dtype),dtype,{}
+    code_of = {label:code for code,label in enumerate(vocab)}
+    dtype,codes = narrow(0, max(len(vocab)-1, 0)),[code_of[label] for label in labels]
+    return np.array(codes, dtype),dtype,{field:np.bincount(codes, minlength=len(vocab)).tolist()}
 
 def edit_samples(
     store:Store, # The dataset
@@ -241,8 +220,10 @@ def edit_samples(
     both = [number for changed in values.values() for number in np.intersect1d(list(changed), drop).tolist()]
     if both: raise ValueError(f'{store.name}: sample {both[0]} is to be removed and changed')
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
-    values = {field:_with_plain_labels(store, field, changed) for field,changed in values.items()}
-    return _edit(store, values, drop) if len(drop) or values else store
+    if not len(drop) and not values: return store
+    reviser = store.reviser(Edit(drop))
+    revise(reviser, [_encoded(store, field, changed, reviser.check_value) for field,changed in values.items()])
+    return store.reopened()
 
 def _check_version(store, numbers):
     """Raise `ValueError` for `numbers` of another version than `store`, if they know theirs
@@ -255,46 +236,6 @@ def _check_version(store, numbers):
         what = 'these are numbers' if o is numbers else f'{o!r} is a number'
         raise ValueError(f'{store.name}: {what} of another version of the dataset, or of another dataset, where it may '
                          'be another sample: take the numbers from loaders and cleaners of this store')
-
-def _with_plain_labels(store, field, values):
-    """Returns `values`, `{sample number: new value}` of a field; those of a label field as `plain_label` returns them
-
-    Raises `IngestError`, which names the sample, for what `plain_label` refuses."""
-    if store.manifest.fields[field]['codec']!='cls': return values
-    labels = {}
-    for number,value in values.items():
-        try: labels[number] = plain_label(field, value)
-        except Exception as e: raise _needed(store.name, f'sample {number}', e) from e
-    return labels
-
-def _edit_shards(store, reviser):
-    "`edit_samples` for shards: the new values of each field go into an overlay"
-    reviser.check_edit()
-    with reviser.revising() as overlays:
-        for field,values in reviser.change.values.items():
-            one = Edit({field:values}, np.zeros(0, np.int64))
-            vocab = {field:store.manifest.vocab[field]} if _names_codes(store, field) else {}
-            overlay = _write_overlay(reviser, len(overlays), _ChangedSamples(store, one), None, num_workers=1,
-                                     vocab=vocab, progress=False)
-            overlays.append((overlay, one.numbers))
-
-def _names_codes(store, field):
-    "Has `field` a vocabulary that names the codes of its pixels?"
-    return field in store.manifest.vocab and store.manifest.fields[field]['codec'] not in ('cls','labels')
-
-def _edit(store, values, drop, dropped_fields=()):
-    """Makes a new version of a dataset, with values changed, and samples and fields dropped; returns its store
-
-    The arguments are those of `Edit`, already checked; `dropped_fields` is its `drop_fields`."""
-    edit = Edit(values, drop, dropped_fields)
-    reviser = store.reviser(edit)
-    if store.shards is not None: _edit_shards(store, reviser)
-    elif not values: reviser.revise()
-    else:
-        masks = {field:store.manifest.vocab[field] for field in values if _names_codes(store, field)}
-        ingest(_ChangedSamples(store, edit), reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks,
-               progress=False)
-    return store.reopened()
 
 # --- Example
 

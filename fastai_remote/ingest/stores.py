@@ -26,15 +26,18 @@ from ..store.address import concealed
 from ..store.base import MemoryReader, new_store, Store
 from ..store.redis import RedisReader
 from ..store.redis_keys import RedisKeysReader
-from ..store.redis_link import RedisLink
+from ..store.redis_link import as_link, RedisLink
+from ..store.shard_index import INDEX_FOLDER
 from ..store.shards import ShardReader
 from ..store.storage import Storage
 from ..store.tiered import TieredReader
+from ..write.base import drop_before
 from ..write.revision import Change
-from ..write.redis_admin import abandon_ingest, delete_dataset, rename_dataset, unfinished_ingests
-from ..write.redis_reviser import RedisReviser
+from ..write.redis_admin import rename_dataset, unfinished_ingests
+from ..write.redis import RedisWriter
+from ..write.redis_place import RedisPlace
+from ..write.shards import ShardWriter
 from ..write.shards_admin import abandon_shards, delete_shards, unfinished_shards
-from ..write.shards_reviser import ShardReviser
 
 # --- DatasetOps
 
@@ -129,13 +132,13 @@ class DatasetOps:
     ): # The new version, a `Store`
         """Remove samples, and change values of others, by the numbers that they have now
 
-        What has not changed is not written again; in Redis, each changed sample gets all fields of `set` anew. The
-        samples behind one that is removed move up. Labels that are new get the next codes. If images of a field change,
-        the new version has no `stats` of this field, and none at all if samples are removed: `copy` writes a dataset
-        that has them. The new version becomes visible at once. Stores that were opened before go on with the earlier
-        values, which stay until the next version, or until `clean`. If there is nothing to do, returns this store.
-        Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be
-        stored, and `ValueError` if a sample is to be removed and changed, or none would be left."""
+        What has not changed is not written again. The samples behind one that is removed move up. Labels that are new
+        get the next codes. If images of a field change, the new version has no `stats` of this field, and none at all
+        if samples are removed: `copy` writes a dataset that has them. The new version becomes visible at once. Stores
+        that were opened before go on with the earlier values, which stay until the next version, or until `clean`. If
+        there is nothing to do, returns this store. Raises `IndexError` for a sample that does not exist,
+        `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample is to be removed
+        and changed, or none would be left."""
         return edit_samples(self, drop, set)
 
     def add_fields(self,
@@ -149,10 +152,10 @@ class DatasetOps:
         """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
         The new version becomes visible at once, when all is written; stores that were opened before go on as they are.
-        An interrupted call is continued by the same call; where only numbers and labels are added to
-        shards, it begins anew. Each sample needs a value: if `fn` fails for one, `IngestError` is raised, and nothing
-        has changed. Raises `ValueError` if there are fields of these names, or not one value for each sample,
-        `UnknownField` for names in `fields` that do not exist, and what `to_redis` raises."""
+        An interrupted call is continued by the same call. Each sample needs a value: if `fn` fails for one,
+        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names, or not
+        one value for each sample, `UnknownField` for names in `fields` that do not exist, and what `to_redis`
+        raises."""
         return write_fields(self, fn, fields, **kwargs)
 
     def drop_fields(self,
@@ -165,7 +168,7 @@ class DatasetOps:
         """Free what only the version before this one uses, now, and not when the next version is published
 
         Stores that were opened before raise `StoreNotFound` then. Raises `StoreBusy`, `StoreNotFound`."""
-        self.reviser(Change()).clean()
+        drop_before(self.reviser(Change()))
 
     def verify(self,
         num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
@@ -184,7 +187,7 @@ class RedisStore(DatasetOps, RedisReader):
     reader_class = RedisReader
     for_users = 'abandon','delete','from_keys','rename','unfinished'
 
-    def reviser(self, change): return RedisReviser(self, change)
+    def reviser(self, change): return RedisWriter(self.link, self.name, self, change)
     def reopened(self): return type(self)(self.link, self.name)
 
     def rename(self,
@@ -204,7 +207,7 @@ class RedisStore(DatasetOps, RedisReader):
 
         Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
         url = concealed(url)
-        delete_dataset(url, name)
+        RedisPlace(as_link(url), name).remove()
 
     @classmethod
     def unfinished(cls,
@@ -223,7 +226,7 @@ class RedisStore(DatasetOps, RedisReader):
 
         Raises `StoreNotFound`, `StoreBusy`."""
         url = concealed(url)
-        abandon_ingest(url, name)
+        RedisPlace(as_link(url), name).remove(dataset=False)
 
     @classmethod
     def from_keys(cls,
@@ -277,7 +280,10 @@ class ShardStore(DatasetOps, ShardReader):
     reader_class = ShardReader
     for_users = 'abandon','delete','unfinished'
 
-    def reviser(self, change): return ShardReviser(self, change)
+    def reviser(self, change):
+        storage = self.storage.subfolder(INDEX_FOLDER) if '/' in self.manifest_key else self.storage
+        return ShardWriter(storage, name=self.name, foreign=not self.manifest.prefix, base=self, change=change)
+
     def reopened(self): return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
 
     @classmethod

@@ -104,11 +104,11 @@ def read_manifest(
 
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
-    def read_policies(_): return [master.info('memory').get('maxmemory_policy') for master in link.servers.masters()]
-    try: policies = [policy for policy in link.call(read_policies) if policy not in (None, 'noeviction')]
+    try: policies = [memory.get('maxmemory_policy') for memory in link.memory()]
     except StoreError as error:
         return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
                 f'cannot be read: {error}')
+    policies = [policy for policy in policies if policy not in (None, 'noeviction')]
     if not policies: return 'deleted, or lost in a restart without saving'
     return (f'the server may drop keys when it is full (maxmemory-policy {policies[0]}): '
             'set noeviction and ingest again')

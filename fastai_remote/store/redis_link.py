@@ -242,6 +242,10 @@ class RedisLink:
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'RedisLink({self.url!r})'
 
+    def memory(self)->list:
+        "What `INFO memory` says, a list of dicts: one for each master of a cluster, or for the single server"
+        return self.call(lambda _: self.servers.memory())
+
     def call(self,
         f, # Called with a `redis.Redis` or, for a cluster, a `redis.RedisCluster`; must be safe to repeat
         timeout:float=None, # Seconds for all attempts together; default: the link's
@@ -354,7 +358,7 @@ class RedisLink:
 
     def _why_full(self, error):
         "A text about a full server: used memory and policy of the master that is most nearly full, and `error`"
-        try: nodes = [master.info('memory') for master in self.servers.masters()]
+        try: nodes = self.servers.memory()
         except redis.RedisError: nodes = [{}]
         def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
         memory = max(nodes, key=used_part)   # of a cluster's nodes, the one that is full

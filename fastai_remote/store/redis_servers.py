@@ -227,6 +227,10 @@ class SingleServer:
         "A client for each server that accepts writes"
         return [self.client]
 
+    def memory(self)->list:
+        "What `INFO memory` of each of them says, a list of dicts"
+        return [master.info('memory') for master in self.masters()]
+
     def send(self,
         commands:list, # Of tuples: the name of a command, its key, and further arguments; `BITFIELD_RO`: see `_Packer`
         from_replica:bool=False # May a replica answer?

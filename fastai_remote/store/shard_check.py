@@ -58,7 +58,6 @@ def damaged_parts(
     In an uncompressed shard whose index is intact, damage within values is left out: reading the samples finds it.
     Damaged copies are removed from the cache. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
     replaced."""
-    yield from _check_labels(part)
     for shard in range(len(part.table)):
         yield from _check_index(part, shard)
         try: key = part.shard_key(shard)
@@ -71,17 +70,19 @@ def damaged_parts(
         finally:
             if fd is not None: os.close(fd)
 
-def _check_labels(part):
-    """Yields `(what, reason)`, as `damaged_parts`, if `labels.json` is missing or is not as it was written
+def check_labels(
+    store # A `ShardReader`
+): # As from `damaged_parts`
+    """Finds out whether `labels.json` is missing or is not as it was written
 
     Nothing is yielded if there are no labels, or if others have written the shards."""
-    manifest,name = part.manifest,f'{part.folder}labels.json'
+    manifest,name = store.manifest,'labels.json'
     expected = pack_labels(manifest.vocab) if manifest.prefix else b''
     if not expected: return
-    stored = part.storage.ranges([name], [0], [len(expected)+1], beyond=True)[0]
+    stored = store.storage.ranges([name], [0], [len(expected)+1], beyond=True)[0]
     if stored==expected: return
     reason = 'it is not there' if stored is None else 'it is not as it was written'
-    yield name,f'{part.name}: {name}: {reason}; only other tools read it'
+    yield name,f'{store.name}: {name}: {reason}; only other tools read it'
 
 def _check_index(part, shard):
     """Yields `(what, reason)`, as `damaged_parts`, if the index of a shard is missing or damaged where it is stored

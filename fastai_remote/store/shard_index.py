@@ -425,24 +425,11 @@ def _pack(column):
 def _unpack(packed, limit): return unzipped(base64.b64decode(packed), limit)
 
 INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in
-# Folder beside the shards, in which no other tool looks: for index files, tables, overlays, failures and the state of
-# an ingest; beside shards of others also for the manifest
+# Folder beside the shards, in which no other tool looks: for index files, tables, parts with added or changed values,
+# failures and the state of an ingest; beside shards of others also for the manifest
 INDEX_FOLDER = '.fastai_remote'
 
 TABLE_FILE = re.compile(r'\.(?:runs|gaps)-\d+') # Names of files that say where the samples of a changed dataset are
-
-def overlay_folder(
-    version:int, # The generation that has written the overlay
-    k:int # Overlays of a generation are counted from 0
-)->str:
-    "Name of the folder of an overlay: values that were added to shards or changed"
-    return f'.overlay-{version}-{k}'
-
-def is_overlay_folder(
-    folder:str # Any name
-)->bool:
-    "Is this a name that `overlay_folder` returns?"
-    return re.fullmatch(r'\.overlay-\d+-\d+', folder) is not None
 
 def index_name(
     shard:str, # Name of a shard
@@ -582,35 +569,34 @@ def pack_labels(
     content = json.dumps({'__kind__':LABELS_KIND, **vocab}, ensure_ascii=False, indent=1)
     return content.encode('utf-8', 'surrogatepass')
 
-def _is_overlay(entry):
-    "Is `entry` a valid one of `overlays` in `ShardManifest`: `{}`, or with a folder that is beside the manifest?"
+def _is_added(entry):
+    "Is `entry` a valid one of `added` in `ShardManifest`?"
     if entry=={}: return True
-    if not isinstance(entry, dict): return False
-    folder,uid,fields = (entry.get(key) for key in ('folder','uid','fields'))
-    if not isinstance(folder, str) or not isinstance(uid, str) or not isinstance(fields, list): return False
-    return is_overlay_folder(folder) and all(isinstance(name, str) for name in fields)
+    if not isinstance(entry, dict) or not isinstance(entry.get('shards'), dict): return False
+    return isinstance(entry.get('fields'), list) and all(isinstance(name, str) for name in entry['fields'])
 
 @dataclasses.dataclass
 class ShardManifest(Manifest):
-    "A `Manifest` of a dataset in shards: with the table of shards, and overlays with values that were changed later"
-    _optional = *Manifest._optional,'before','overlays','failures_version'
+    "A `Manifest` of a dataset in shards: with the table of shards, and parts with values that were changed later"
+    _optional = *Manifest._optional,'before','added','failures_version'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
     failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none
     failures_version:int = 0 # Of an index of others' shards: as `first` of `ShardTable`, for the file of failures
-    # Datasets with values that were added or changed: `{folder, uid, fields: names of the fields it is used for}`,
-    # or `{}` for one that is not used any more. Tables of runs have its position here, counted from 1, as the part
-    overlays:list = dataclasses.field(default_factory=list)
-    # Names of shards, files and folders that only the version before needs: they stay until the next one is published
+    # Parts with values that were added or changed, whose shards are in our own folder: `{fields: names of those that it
+    # is used for, shards: a packed `ShardTable`}`, or `{}` for one that is not used any more. Tables of runs have its
+    # position here, counted from 1
+    added:list = dataclasses.field(default_factory=list)
+    # Names of shards and files that only the version before needs: they stay until the next one is published
     before:list = dataclasses.field(default_factory=list)
 
     @classmethod
     def _check(cls, d, where):
         super()._check(d, where)
-        bad = [k for k,overlay in enumerate(d.get('overlays', ())) if not _is_overlay(overlay)]
-        if bad: raise UnsupportedFormat(f'{where}: damaged: overlay {bad[0]}')
-        if (d.get('overlays') or d.get('runs')) and not are_runs(d): raise UnsupportedFormat(f'{where}: damaged: runs')
+        bad = [k for k,entry in enumerate(d.get('added', ()), 1) if not _is_added(entry)]
+        if bad: raise UnsupportedFormat(f'{where}: damaged: part {bad[0]}')
+        if (d.get('added') or d.get('runs')) and not are_runs(d): raise UnsupportedFormat(f'{where}: damaged: runs')
         for name in 'runs','gaps':
             if not d.get(name): continue
             key = d[name].get('key')

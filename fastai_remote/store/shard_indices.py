@@ -33,7 +33,7 @@ class ShardIndices:
         shard:int # Number of a shard
     )->str:
         "Path of the index file of a shard in the folder of the dataset"
-        return f'{self.part.folder}{INDEX_FOLDER}/{self.part.table.index_name(shard)}'
+        return f'{INDEX_FOLDER}/{self.part.table.index_name(shard)}'
 
     def get(self,
         shards:list # Numbers of shards

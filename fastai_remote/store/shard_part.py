@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
 from .parts import Part
-from .shard_index import ShardManifest, ShardTable
+from .shard_index import ShardTable
 from .shard_indices import ShardIndices
 from .storage import Storage
 from .whole_shards import WholeShards
@@ -29,15 +29,16 @@ class ShardPart(Part):
     "Shards that were written at the same time, as one process reads them"
     def __init__(self,
         store, # The `ShardReader`
-        folder:str, # Path of the part in the folder of the dataset, such as `.fastai_remote/.overlay-2-0/`; '': itself
-        manifest:ShardManifest, # Of the part
+        folder:str, # Path of its shards in the folder `tars`: '', or of values that were added `.fastai_remote/`
+        fields:dict, # Entries of its fields in the manifest
         table:ShardTable, # Of its shards
-        tars:Storage # The folder of the dataset that has its shards
+        tars:Storage, # The folder of the dataset that has its shards
+        gaps:dict=None # As in `Part`, with the `key`
     ):
-        self.store,self.folder,self.manifest,self.table,self.tars = store,folder,manifest,table,tars
+        self.store,self.folder,self.fields,self.table,self.tars = store,folder,fields,table,tars
         self.name,self.storage,self.cache = store.name,store.storage,store.cache
-        self.n,self.gaps,self.gaps_key = manifest.n,manifest.gaps,manifest.gaps.get('key', '')
-        self.fields = manifest.fields
+        self.gaps,self.gaps_key = gaps or {},(gaps or {}).get('key', '')
+        self.n = int(table.starts[-1]) if not gaps else store.manifest.n
         self.indices,self.whole_shards,self._codes = ShardIndices(self),WholeShards(self),{}
 
     def file(self,
@@ -141,7 +142,7 @@ class ShardPart(Part):
     ): # Yields `(shard, its ShardIndex, positions in places, positions in the shard)`
         "The samples by their shards; raises what `ShardIndices.get` raises"
         if len(places) and places.max()>=self.table.starts[-1]:
-            raise CorruptSample(f'{self.name}: a damaged table of runs: {self.folder} has no sample {places.max()}')
+            raise CorruptSample(f'{self.name}: a damaged table of runs: a part has no sample {places.max()}')
         shard_of,position = self.table.at(places)
         for shard,index in self.indices.get(np.unique(shard_of).tolist()).items():
             here = np.flatnonzero(shard_of==shard)
@@ -280,9 +281,9 @@ def _read_spans(tars, spans):
 
     Raises `MissingSample`, `CorruptSample`, `StoreNotFound` and `StoreUnavailable`."""
     joined,files = [],{}
-    spans.sort(key=lambda span: (span.part.folder, span.shard, span.start, span.length))
+    spans.sort(key=lambda span: (id(span.part), span.shard, span.start, span.length))
     for span in spans:
-        file = files.setdefault((span.part.folder, span.shard), span.part.file(span.shard))
+        file = files.setdefault((id(span.part), span.shard), span.part.file(span.shard))
         end,last = span.start+span.length,joined[-1] if joined else None
         is_near = last and last[0]==file and span.start<=last[2]+_MAX_GAP and end-last[1]<=_MAX_SPAN
         if is_near: last[2] = max(last[2], end)

@@ -15,7 +15,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
+    CorruptSample, MAX_MANIFEST, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
@@ -24,7 +24,7 @@ from .address import concealed
 from .cache import FileCache
 from .connection import Opener
 from .parts import StoredDataset
-from .shard_check import damaged_parts
+from .shard_check import check_labels, damaged_parts
 from .shard_index import INDEX_FOLDER, ShardManifest, ShardTable, TABLE_FILE
 from .shard_part import read_shards, ShardPart
 from .storage import as_storage, Storage
@@ -73,34 +73,27 @@ def _unpacked_table(manifest, where):
     if n==expected: return table
     raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
 
-def _added_part(store, number):
-    """The `ShardPart` with the values of an edit or of added fields
+_MAX_ADDED = 1<<22   # shards of all added parts together
 
-    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
-    entry = store.manifest.overlays[number-1]
-    folder = f"{INDEX_FOLDER}/{entry['folder']}/"
-    where = f'{store.name}: {folder}manifest.json, of values that were added or changed'
+def _added_part(store, number, opened):
+    """The `ShardPart` with the values of an edit or of added fields; `opened` are the parts that are open already
+
+    Raises `CorruptSample` for a damaged table, or if all parts together have too many shards."""
+    entry,known = store.manifest.added[number-1],store.manifest.fields
     try:
-        manifest = ShardManifest.from_json(store.storage.read(f'{folder}manifest.json', MAX_MANIFEST), where)
-        table = _unpacked_table(manifest, where)
-    except UnsupportedFormat as e: raise CorruptSample(str(e)) from None
-    except FileNotFoundError: manifest = None
-    if manifest is None or manifest.uid!=entry['uid']:
-        store.check_version(is_missing=True)
-        raise MissingSample(f'{where}, is not there, or that of another dataset')
-    missing = [field for field in entry['fields'] if field not in manifest.fields]
-    if missing: raise CorruptSample(f'{where}: damaged: it lacks {missing[0]!r}')
-    known = store.manifest.fields   # numbers get the type that they have in the dataset
-    names = [name for field in entry['fields'] for name in (field,f'{field}.crc')]
-    manifest.fields = {**manifest.fields, **{name:known[name] for name in names if name in known}}
-    return ShardPart(store, folder, manifest, table, store.storage)
+        table = ShardTable.unpack(entry['shards'])
+        if sum(len(part.table) for part in opened if part.folder)+len(table)>_MAX_ADDED: raise ValueError('too many')
+    except (ValueError,KeyError,TypeError) as e:
+        raise CorruptSample(f'{store.name}: a damaged table of shards of part {number}: {e}') from None
+    names = [name for field in entry['fields'] for name in (field,f'{field}.crc') if name in known]
+    return ShardPart(store, f'{INDEX_FOLDER}/', {name:known[name] for name in names}, table, store.storage)
 
 def _added_parts(store):
-    "Yields `(path of the folder, ShardPart)` of each part but the first; the error if it cannot be opened"
-    for number,entry in enumerate(store.manifest.overlays, 1):
+    "Yields `(name for messages, ShardPart)` of each part but the first; the error if it cannot be opened"
+    for number,entry in enumerate(store.manifest.added, 1):
         if not entry: continue
-        try: yield f"{INDEX_FOLDER}/{entry['folder']}/",store.part(number)
-        except StoreError as e: yield f"{INDEX_FOLDER}/{entry['folder']}/",e
+        try: yield f'part {number}',store.part(number)
+        except StoreError as e: yield f'part {number}',e
 
 class ShardReader(StoredDataset):
     """A dataset in tar shards, in a folder on a disk or on object storage
@@ -181,7 +174,7 @@ class ShardReader(StoredDataset):
         """As in `StoredDataset`
 
         In the table of shards, samples have their numbers in the dataset, whatever the runs of part 0 say."""
-        added = [entry.get('fields', ()) for entry in self.manifest.overlays]
+        added = [entry.get('fields', ()) for entry in self.manifest.added]
         used = [np.unique(table.parts).tolist() for table in tables]
         for k,table in enumerate(tables):
             table.firsts = np.where(table.parts==0, table.starts, table.firsts)
@@ -189,19 +182,18 @@ class ShardReader(StoredDataset):
         for field,column in self.manifest.runs['columns'].items():
             for part in filter(None, used[column]):
                 is_there = part<=len(added) and field.removesuffix('.crc') in added[part-1]
-                if not is_there and field in self.manifest.fields: return f'no overlay {part} with {field!r}'
+                if not is_there and field in self.manifest.fields: return f'no part {part} with {field!r}'
         return ''
 
     def part(self, number):
-        """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.overlays`, counted from 1
+        """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.added`, counted from 1
 
-        Each process has its own. Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if
-        the dataset was replaced."""
+        Each process has its own. Raises `CorruptSample`."""
         if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
         parts = self._opened[1]
         if number in parts: return parts[number]
-        if number: new = _added_part(self, number)
-        else: new = ShardPart(self, '', self.manifest, self.table, self.tars)
+        if number: new = _added_part(self, number, list(parts.values()))
+        else: new = ShardPart(self, '', self.manifest.fields, self.table, self.tars, self.manifest.gaps)
         return parts.setdefault(number, new)
 
     @property
@@ -308,9 +300,10 @@ def check_rest(self:ShardReader):
     yield from self.check_gaps(self.part(0))
     try: deque(self.failures(), 0)
     except CorruptSample as e: yield self.manifest.failures,str(e)
+    yield from check_labels(self)
     yield from damaged_parts(self.part(0))
-    for folder,part in _added_parts(self):
-        if isinstance(part, StoreError): yield f'{folder}manifest.json',str(part)
+    for what,part in _added_parts(self):
+        if isinstance(part, StoreError): yield what,str(part)
         else: yield from damaged_parts(part)
 
 # %% ../../nbs/store/18_shards.ipynb #26caab96
@@ -324,7 +317,7 @@ def prefetch(self:ShardReader,
     Shards with other fields of the same samples are fetched, too."""
     if self.cache is None: return
     self.part(0).whole_shards.prefetch(shards, wait)
-    fields = {field for entry in self.manifest.overlays for field in entry.get('fields', ())}
+    fields = {field for entry in self.manifest.added for field in entry.get('fields', ())}
     if not shards or not fields: return
     wanted,starts = {},self.shards.starts
     numbers = np.concatenate([np.arange(*starts[shard:shard+2].tolist()) for shard in shards])
@@ -378,7 +371,7 @@ def wids_index(self:ShardReader,
     Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of
     `split`, or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
-    if self.manifest.overlays or self.gaps is not None:
+    if self.manifest.added or self.gaps is not None:
         raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
                          'in the tars is what was there before: store.copy writes shards that other tools can read')
     if split is not None and split not in self.splits:

@@ -7,24 +7,24 @@ Docs: page `write/base`"""
 # are empty, and the labels have no common codes yet. This module has the interface of writers, and what a commit
 # needs. Nothing here depends on a server.
 
-import hashlib, json, os, re, socket, threading
+import hashlib, os, re, socket, threading
 from contextlib import contextmanager, suppress
 from typing import TypedDict
 
 import numpy as np
 
-from ..codec.numbers import narrow
 from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists, StoreUnavailable
-from ..store.base import MemoryReader
+from ..store.base import MemoryReader, Store
+from .revision import Change, NewPart, NewValues, NewVersion
+from .totals import Totals
 
 # --- Labels
 
 # All labels are known only after the last sample was read, and workers should not have to agree on codes before that.
-# So a worker stores a 64-bit hash of the label, and adds the label to a set on the server. Such a field is called
-# *staged*. The commit sorts the set, which is the vocabulary, and replaces each hash by the position of its label, in
-# the narrowest integer type that holds all positions. The result does not depend on which worker was faster.
-
-MAX_CLASSES = 1<<20 # More distinct integers than this are numbers, not labels
+# So a worker stores the label, or in Redis a 64-bit hash of it, and the record of a chunk counts its labels. Such a
+# field is called *staged*. The commit sorts the labels of all records, which are the vocabulary, and replaces each hash
+# by the position of its label, in the narrowest integer type that holds all positions. The result does not depend on
+# which worker was faster, and what only samples have that failed in the end is no label.
 
 def label_hash(
     labels:list # Labels, `str`
@@ -32,18 +32,6 @@ def label_hash(
     "Returns a 64-bit hash of each label (BLAKE2b)"
     def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
     return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
-
-def label_texts(
-    labels:list # Labels of one sample, `str` or `int`
-)->set: # Of `str`
-    "Returns the labels as JSON texts, in which 1 and '1' differ: the form in which vocabularies are gathered"
-    return {json.dumps(label, ensure_ascii=False) for label in labels}
-
-def labels_of_texts(
-    texts, # JSON texts of labels, as `label_texts` returns them
-)->list: # Numbers first, ascending, then `str`, in alphabetical order
-    "Returns the vocabulary: the sorted labels of which `texts` are the JSON texts"
-    return sorted(map(json.loads, texts), key=lambda label: (isinstance(label, str), label))
 
 # --- Names
 
@@ -141,8 +129,7 @@ def progress_text(
 class Place:
     """Where a dataset appears, and where its ingest keeps what it must remember; one process at a time holds its lock
 
-    `publish`, with parameters of its own, replaces the manifest: that is the one step that makes a version visible. All
-    methods raise `StoreUnavailable` if the place cannot be reached; all that write raise `StoreBusy` without the
+    All methods raise `StoreUnavailable` if the place cannot be reached; all that write raise `StoreBusy` without the
     lock."""
     name:str = '' # Name of the dataset
 
@@ -181,7 +168,7 @@ class Place:
         raise NotImplementedError
 
     def plan(self)->Plan:
-        "Returns the plan of the unfinished ingest, or `None`; raises `StoreError` if it is damaged"
+        "Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged"
         raise NotImplementedError
 
     def begin(self,
@@ -212,6 +199,17 @@ class Place:
         "Removes what neither the dataset nor an unfinished ingest needs; by default, nothing is left over"
         return False
 
+    def publish(self,
+        manifest:Manifest, # Of the new version
+        tables:dict, # `{key or file: bytes}` to store with it
+        run:str=None, # The `Writer.server_run` that must still be the current one; default: any
+        version:NewVersion=None # What the manifest was made with; `None`: nothing of the version before stays
+    )->Manifest:
+        """Replaces the manifest, the one step that makes a version visible; then removes what is not needed any more
+
+        Raises `ServerRestarted` if the server has lost what was written, or the new version."""
+        raise NotImplementedError
+
 class Writer:
     """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
@@ -227,7 +225,8 @@ class Writer:
     takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
-    needs_all:bool = False # Must each sample be written, so that nothing is kept if one fails?
+    base:Store = None # The version that is there, if this writes a new version of it
+    change:Change = None # What becomes of `base`
     n_examples:int = 1 # Number of samples to convert before `begin`; their size is an argument of `chunk_size`
 
     @property
@@ -238,6 +237,10 @@ class Writer:
     def url(self)->str:
         "Where the dataset is written, without secrets"
         return self.place.url
+    @property
+    def needs_all(self)->bool:
+        "Must each sample be written, so that nothing is kept if one fails?"
+        return self.change is not None and self.change.needs_all
 
     def begin(self,
         plan, # A `Plan`, or a function that returns it, which is called while the lock is held
@@ -253,7 +256,7 @@ class Writer:
             self.check_dataset(dataset, overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
             if earlier and earlier['signature']!=plan['signature']:
-                if not overwrite: raise self._other_ingest()
+                if not overwrite: raise self.other_ingest()
                 self.abandon()
                 earlier = None
             self.plan = self.place.resumed(earlier) if earlier else self.place.begin(plan)
@@ -262,7 +265,8 @@ class Writer:
             raise
         return self.plan
 
-    def _other_ingest(self):
+    def other_ingest(self)->StoreExists:
+        "The error if there is an unfinished ingest of something else"
         return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with '
                            'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; '
                            f'repeat that one to finish it, or {self.how_to_replace()} drops it')
@@ -279,6 +283,7 @@ class Writer:
         except CorruptSample:
             if not overwrite: raise
             place.drop_plan()
+            place.check()   # nobody knows whether files that stay are those of the ingest that was dropped
             return dataset,None
 
     def check_dataset(self,
@@ -287,8 +292,11 @@ class Writer:
     ):
         """Raises `StoreExists` if there is a dataset and `overwrite` is false
 
-        A writer of new versions raises `StoreNotFound` if it is not the version that is to be changed."""
-        if dataset and not overwrite:
+        A writer of a new version raises `StoreNotFound` if it is not the version that is to be changed."""
+        if self.change is not None:
+            if dataset is None or dataset.uid!=self.base.manifest.uid:
+                raise self.base.replaced_error(dataset is not None)
+        elif dataset and not overwrite:
             raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, {dataset.created}); '
                               'overwrite=True replaces it')
 
@@ -297,15 +305,16 @@ class Writer:
     )->Plan:
         """Returns the plan to be stored; by default `plan` itself
 
-        A writer of new versions returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit
+        A writer of a new version returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit
         the dataset."""
-        return plan
+        if self.change is None: return plan
+        self.change.check(self.base, plan)
+        return {**plan, 'stats':self.change.stats_field(self.base, plan),
+                'signature':f"{self.base.manifest.uid} {plan['signature']}"}
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
         columns:dict, # `{field: list of bytes or labels, or array}`, each of length n
-        # Labels of these samples, `{field: set of str}`: of a staged field of text; of codec `labels`, as `label_texts`
-        labels:dict=None,
     ):
         """Writes samples; it is safe to repeat the call
 
@@ -315,8 +324,9 @@ class Writer:
 
     def done(self,
         chunk:int, # Number of the chunk
-        # `ok` and `failed` (counts of samples), `bytes`, `gaps` (list of numbers without a sample), `stats` (text from
-        # `ImageStats`, if images were counted), and entries to keep
+        # `ok` and `failed` (counts of samples), `bytes`, `gaps` (a list of ranges `[start, stop]` of numbers without a
+        # sample), and if there are any `counts` (`{field: list of [label or code, number of samples]}` of codec `cls`),
+        # `labels` (`{field: list of texts}` of codec `labels`, as `label_texts`), `stats` (text from `ImageStats`)
         record:dict,
         failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
         run:str=None, # What `server_run` returned when the chunk began
@@ -334,8 +344,46 @@ class Writer:
         "Returns an iterator of `(sample, reason)`, both `str`, for the samples that could not be converted"
         raise NotImplementedError
 
+    def totals(self,
+        *others # Functions that get each record, too
+    )->Totals:
+        "Adds up the records, in the order of the chunks; raises `ChunksLost` if chunks have none"
+        totals = Totals(self.plan)
+        for _,record in self.records():
+            for add in (totals.add, *others): add(record)
+        missing = chunk_count(self.plan)-totals.chunks
+        if not missing: return totals
+        raise ChunksLost(f'{self.url}: {missing:,} chunks of {self.name!r} are not written, or lost; repeat the same '
+                         'call to go on')
+
     def commit(self):
         "Encodes labels, and makes the dataset visible in one step; returns its `Manifest`"
+        raise NotImplementedError
+
+    def new_version(self)->NewVersion:
+        "The next version of `base`, still without any change"
+        raise NotImplementedError
+
+    def publish(self,
+        parts:list, # Of `NewPart`: what was written
+        tables:dict, # As in `Place.publish`
+        run:str=None # As in `Place.publish`
+    )->Manifest: # Of the new version
+        """Makes the dataset that was written visible, or the version that `change` makes of `base`
+
+        What is not needed any more is removed. Raises what `check_dataset` and `Place.publish` raise."""
+        if self.change is None: return self.place.publish(parts[0].manifest, tables, run)
+        self.check_dataset(self.place.committed(), False)
+        version = self.new_version()
+        self.change.apply(version, parts)
+        manifest,more = version.finish()
+        return self.place.publish(manifest, {**tables, **more}, run, version)
+
+    def write_part(self,
+        new:NewValues, # What to write
+        run:str # As in `Place.publish`
+    )->NewPart:
+        "Writes the new values of one field as a part, for the function `revise`"
         raise NotImplementedError
 
     def abandon(self):
@@ -415,7 +463,44 @@ class Writer:
 
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
-        return 'overwrite=True'
+        return 'overwrite=True' if self.change is None else self.how_to_abandon()
+
+# --- New versions
+
+# A change for which no source has to be read needs no plan. It is not continued after a kill: the same call begins
+# anew, and removes what was written.
+
+@contextmanager
+def _alone(writer):
+    "A context that holds the lock, while `writer.base` is the version that is there"
+    writer.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
+    with writer.place.locked():
+        writer.check_dataset(writer.place.committed(), False)
+        yield
+
+def revise(
+    writer:Writer, # With a `change`
+    values=() # `NewValues` of each field that it changes
+):
+    """Makes the new version of a change for which no source has to be read; takes and releases the lock
+
+    Raises `StoreBusy`, `StoreNotFound` if `writer.base` is not the version that is there, and `StoreExists` if there is
+    an unfinished ingest, or as `Place.check`."""
+    with _alone(writer):
+        writer.place.check()
+        writer.place.clean_up()
+        if writer.place.plan(): raise writer.other_ingest()
+        run = writer.server_run()
+        try: writer.publish([writer.write_part(new, run) for new in values], {}, run)
+        except Exception:
+            with suppress(StoreError): writer.place.clean_up()   # else the next one who comes removes it
+            raise
+
+def drop_before(
+    writer:Writer # With a `base`
+):
+    "Removes what only the version before `base` uses; its open stores raise `StoreNotFound` then. Raises as `revise`"
+    with _alone(writer): writer.place.clean_up(keep_before=False)
 
 # --- MemoryWriter
 
@@ -423,32 +508,21 @@ class Writer:
 # and labels that become codes. It works in one process only.
 
 def finish_samples(
-    plan:Plan, # Of the ingest
+    totals:Totals, # Of all records
     samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them
-    labels:dict, # `{field: set of labels}`, as `put` got them
-    gaps=() # Numbers that have no sample by the records, though another attempt may have written one
-)->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`
-    """Closes the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies
-
-    More than `MAX_CLASSES` different integers stay as they are, without a vocabulary."""
-    numbers = sorted(samples.keys()-gaps)
-    rows = [samples[number] for number in numbers]
-    splits = {split:np.searchsorted(numbers, span).tolist() for split,span in (plan['splits'] or {}).items()}
-    vocab,columns = dict(plan['vocab']),{}
-    for field,spec in plan['fields'].items():
-        if field.endswith('.crc'): continue
-        values,dtype = [row[field] for row in rows],spec['dtype']
-        if spec.get('staged') and not spec['text'] and len(set(values))>MAX_CLASSES:
-            dtype = narrow(min(0, *values), max(values))
-        elif spec.get('staged'):
-            vocab[field] = sorted(set(values))
-            codes = {label:code for code,label in enumerate(vocab[field])}
+    name:str # Name of the dataset
+)->tuple: # `{field: list of bytes, or array}` without checksums; the `Manifest`
+    "Closes the gaps of a dataset in memory, and replaces labels by codes; returns columns and the manifest"
+    manifest,columns = totals.describe(Manifest(name, 0, {})),{}
+    places = totals.gaps().places(np.arange(manifest.n)).tolist()
+    for field,spec in manifest.fields.items():
+        if spec['codec']=='crc': continue
+        values = [samples[place][field] for place in places]
+        if totals.plan['fields'][field].get('staged') and field in manifest.vocab:
+            codes = {label:code for code,label in enumerate(manifest.vocab[field])}
             values = [codes[label] for label in values]
-            dtype = narrow(0, max(len(codes)-1, 0))
-        elif spec['codec']=='labels' and field not in vocab:
-            vocab[field] = labels_of_texts(labels.get(field, ()))
-        columns[field] = values if dtype is None else np.array(values, dtype)
-    return columns,splits,vocab
+        columns[field] = values if spec['dtype'] is None else np.array(values, spec['dtype'])
+    return columns,manifest
 
 class MemoryPlace(Place):
     "The memory of this process"
@@ -469,14 +543,14 @@ class MemoryPlace(Place):
     def committed(self, accept_damage=False): return None if self.store is None else self.store.manifest
     def plan(self): return self.ingest
     def begin(self, plan):
-        self.ingest,self.samples,self.chunks,self.failed,self.labels = plan,{},{},{},{}
+        self.ingest,self.samples,self.chunks,self.failed = plan,{},{},{}
         return plan
 
     def store_plan(self, plan): self.ingest = plan
     def drop_plan(self): self.ingest = None
-    def publish(self,
-        store:MemoryReader # The new version
-    ): self.store,self.ingest = store,None
+    def publish(self, manifest, tables, run=None, version=None):
+        self.store,self.ingest = tables['store'],None
+        return manifest
 
 class MemoryWriter(Writer):
     """The reference implementation: writes a dataset into memory, in one process
@@ -490,12 +564,10 @@ class MemoryWriter(Writer):
     @property
     def store(self)->MemoryReader: return self.place.store
 
-    def put(self, numbers, columns, labels=None):
-        place = self.place
-        for field,field_labels in (labels or {}).items(): place.labels.setdefault(field, set()).update(field_labels)
+    def put(self, numbers, columns):
         columns = {field:v if isinstance(v, list) else v.tolist() for field,v in columns.items()}
         for k,number in enumerate(np.asarray(numbers).tolist()):
-            place.samples[number] = {field:values[k] for field,values in columns.items()}
+            self.place.samples[number] = {field:values[k] for field,values in columns.items()}
 
     def done(self, chunk, record, failures=(), run=None):
         if chunk in self.place.chunks: return
@@ -509,11 +581,8 @@ class MemoryWriter(Writer):
     def opener(self): return lambda: self
 
     def commit(self):
-        place,gaps = self.place,{number for _,record in self.records() for number in record['gaps']}
-        columns,splits,vocab = finish_samples(self.plan, place.samples, place.labels, gaps)
-        codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
-        failures = list(self.failures())
-        store = MemoryReader(columns, self.name, vocab, splits, codecs, failures)
-        store.manifest.failed = len(failures)
-        place.publish(store)
-        return store.manifest
+        columns,manifest = finish_samples(self.totals(), self.place.samples, self.name)
+        codecs,failures = {field:spec['codec'] for field,spec in manifest.fields.items()},list(self.failures())
+        store = MemoryReader(columns, self.name, manifest.vocab, manifest.splits, codecs, failures)
+        store.manifest.failed,store.manifest.counts = manifest.failed,manifest.counts
+        return self.publish([NewPart(store.manifest)], {'store':store})

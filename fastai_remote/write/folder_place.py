@@ -9,16 +9,16 @@ Docs: page `write/folder_place`"""
 # abandoning and editing all end with it, and so does the next call after a kill. Shards of others are never removed: a
 # tar is ours if it has an index in our own folder, and if it is not one that was only indexed.
 
-import os, uuid
+import os, uuid, warnings
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from ..core import MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
-from ..store.shard_index import INDEX_FOLDER, is_overlay_folder, pack_labels, ShardManifest
+from ..core import CorruptSample, MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
+from ..store.shard_index import INDEX_FOLDER, index_name, pack_labels, ShardIndex, ShardManifest
 from ..store.storage import Storage
 from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import CARD, CARD_FILE, files_of, generation_of, is_own_file, MAX_STATE
+from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of, is_added_file, is_own_file, MAX_STATE
 from .shard_files import needs_card, own_shards, owns_card, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, SHARD_FILE, STATE_FILE
 
@@ -29,10 +29,9 @@ class FolderPlace(Place):
     def __init__(self,
         storage:Storage, # The folder
         name:str=None, # Name of the dataset; default: that of the folder
-        foreign:bool=False, # Were the shards written by others, and are they only to be indexed?
-        for_others:bool=True # Will other tools read the shards?
+        foreign:bool=False # Were the shards written by others, and are they only to be indexed?
     ):
-        self.storage,self.foreign,self.for_others = storage,foreign,for_others
+        self.storage,self.foreign = storage,foreign
         # for everything but shards, `labels.json` and manifest; an index of others' shards is written there as a whole
         self.hidden = storage if storage.name==INDEX_FOLDER else storage.subfolder(INDEX_FOLDER)
         self.name = check_name(name or storage.name)
@@ -65,7 +64,7 @@ class FolderPlace(Place):
 
     def plan(self): return self._plan(self.committed())
     def _plan(self, dataset):
-        """Returns the plan of the unfinished ingest, or `None`; raises `StoreError` if it is damaged
+        """Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged
 
         `dataset` is what `committed` returned; its own plan, which may still be there, does not count."""
         try:
@@ -74,8 +73,8 @@ class FolderPlace(Place):
             if wrong or plan['chunk']<1: raise ValueError(f"has no valid {(wrong or ['chunk'])[0]!r}")
         except FileNotFoundError: return None
         except ValueError as e:
-            raise StoreError(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
-                             f'{self.how_to_abandon} drops that ingest, then begin again') from None
+            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
+                                f'{self.how_to_abandon} drops that ingest, then begin again') from None
         is_finished = dataset and plan['generation']<=dataset.generation
         return plan if plan['signature'] and not is_finished else None   # without a signature, it is being dropped
 
@@ -85,8 +84,8 @@ class FolderPlace(Place):
         It is none if shards of others are indexed here, if `labels.json` is of another tool, or if there are files with
         names of our shards, but neither a dataset nor an unfinished ingest."""
         if self.foreign: return
-        dataset = self.committed()
-        plan = self._plan(dataset)
+        dataset,plan = self.committed(),None
+        with suppress(CorruptSample): plan = self._plan(dataset)
         is_index = any(prefix=='' for prefix in (dataset and dataset.prefix, plan and plan['prefix']))
         if is_index or 'manifest.json' in self.hidden.names():
             raise StoreExists(f'{self.url}: shards that others wrote are indexed here; choose another folder')
@@ -101,13 +100,15 @@ class FolderPlace(Place):
     def begin(self, plan):
         """Stores a copy of `plan` with `generation`, `prefix` (how its files begin) and `began` (now, UTC); returns it
 
-        The prefix is '' if others wrote the shards, and they are only indexed."""
+        The prefix is '' if others wrote the shards, and they are only indexed. Shards of new fields begin with `part`,
+        and are in our own folder."""
         dataset = self.committed()
         generation = max(self.next_generation, 1+dataset.generation if dataset else 1)
         if not self.foreign: self._check_names(generation)
         prefix = f"shard{generation if generation>1 else ''}"
         plan = {**plan, 'generation':generation, 'prefix':'' if self.foreign else prefix,
                 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
+        if plan.get('has_fields'): plan['part'] = added_prefix(generation)
         self.store_plan(plan)
         return plan
 
@@ -139,29 +140,21 @@ class FolderPlace(Place):
     )->bool: # Was there an ingest to remove?
         """Removes everything of ours that neither the dataset nor an unfinished ingest needs; the lock must be held
 
-        Shards go before the indices that mark them as ours, and the plan goes last."""
-        dataset = self.committed()
-        plan,needed = None if drop else self._plan(dataset),set(keep)
+        Shards go before the indices that mark them as ours, and the plan goes last. If it is damaged, nobody knows what
+        it needs, and nothing is removed, except with `drop`."""
+        dataset,needed = self.committed(),set(keep)
+        try: plan = None if drop else self._plan(dataset)
+        except CorruptSample: return False
         if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
         def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
         self._remove_begun()
         if plan and self.foreign: return False   # indices are named as the shards of others
         if not self.foreign: self.storage.remove(list(filter(is_unneeded, own_shards(self.storage, self.hidden))))
-        unneeded = list(filter(is_unneeded, self.hidden.names()))
-        self.hidden.remove([name for name in unneeded if is_own_file(name)])
-        for folder in filter(is_overlay_folder, unneeded): self._remove_overlay(folder)
+        self.hidden.remove([name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)])
         if plan: return False
         state = sorted(filter(STATE_FILE.match, self.hidden.names('.ingest')))
         self.hidden.remove([f'.ingest/{name}' for name in state])
         return bool(state)
-
-    def _remove_overlay(self, folder):
-        "Removes the folder of an overlay; of a symbolic link only the link, as what is behind it is somebody else's"
-        if self.hidden.is_link(folder): self.hidden.remove([folder])
-        else:
-            storage = self.hidden.subfolder(folder)
-            remove_link(storage)
-            FolderPlace(storage).remove_all()
 
     def _remove_begun(self):
         "Removes files that a process has begun and not published"
@@ -170,7 +163,8 @@ class FolderPlace(Place):
 
     def drop_plan(self):
         dataset = self.committed()
-        plan = self._plan(dataset)
+        try: plan = self._plan(dataset)
+        except CorruptSample: return self._drop_damaged_plan(dataset)
         if not plan: return
         self.foreign = not plan['prefix']
         # a worker of this ingest may still run: it must not know the names of later shards
@@ -180,8 +174,22 @@ class FolderPlace(Place):
         elif not self.foreign: self._remove_for_others()
         self.clean_up()
 
+    def _drop_damaged_plan(self, dataset):
+        """Removes the state of an ingest whose plan is damaged, and index files without a shard beside them
+
+        Nobody knows which shards are its own: they stay, with their index files, and this warns of them."""
+        known = files_of(dataset) if dataset else ()
+        rest = [name for name in own_shards(self.storage, self.hidden)
+                if name not in known and not _is_index_of_others(self.hidden, name)]
+        foreign,self.foreign = self.foreign,True
+        self.clean_up(keep=map(index_name, rest), drop=True)
+        self.foreign,self.next_generation = foreign,1+max(map(generation_of, rest), default=0)
+        if rest:
+            warnings.warn(f'{self.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
+                          f'are its own; these stay: {", ".join(rest[:10])}', stacklevel=4)
+
     def remove_all(self):
-        "Removes a dataset, with its overlays, the state of an ingest, its lock, and empty folders"
+        "Removes a dataset, the state of an ingest, its lock, and empty folders"
         self.storage.remove(['manifest.json'])
         if not self.foreign: self._remove_for_others()
         self.clean_up(drop=True)
@@ -200,12 +208,18 @@ class FolderPlace(Place):
 
     def publish(self,
         manifest:ShardManifest, # Of the new version; its shards and indices are written
-        tables:dict # `{name: bytes}` to write before
+        tables:dict, # `{name: bytes}` to write before
+        run:str=None, # Not used: no server can lose files
+        version=None # As in `Place.publish`
     )->ShardManifest:
         """Writes the manifest, then removes the files of the ingest and those that are not needed any more
 
-        Sets `uid` and `created` of `manifest`. Raises `StoreBusy`."""
-        manifest.uid = uuid.uuid4().hex
+        Sets `uid`, `created` and `before` of `manifest`. Raises `StoreBusy`."""
+        manifest.uid,manifest.before = uuid.uuid4().hex,[]
+        if version:
+            names = files_of(self.committed())-files_of(manifest)
+            # added values are only left out if their fields were dropped: they are removed at once
+            manifest.before = sorted(name for name in names if not is_added_file(name))
         content = manifest.stamp().to_json()
         with self.lock.publishing():
             if manifest.prefix: self._write_for_others(manifest)
@@ -223,7 +237,6 @@ class FolderPlace(Place):
         content = pack_labels(manifest.vocab)
         if content: self.storage.write('labels.json', content)
         elif owns_labels(self.storage, self.committed()): self.storage.remove(['labels.json'])
-        if not self.for_others: return
         is_there,is_needed = CARD_FILE in self.storage.names(),needs_card(manifest.splits)
         if is_needed and not is_there: self.storage.write(CARD_FILE, CARD)
         elif is_there and not is_needed and owns_card(self.storage): self.storage.remove([CARD_FILE])
@@ -232,6 +245,11 @@ class FolderPlace(Place):
         "Removes `labels.json` and `README.md` if we wrote them"
         own = ('labels.json', owns_labels),(CARD_FILE, owns_card)
         self.storage.remove([name for name,is_own in own if is_own(self.storage)])
+
+def _is_index_of_others(hidden, shard):
+    "Returns whether `index_shards` wrote the index of a shard: it has a record; false if the index is damaged"
+    try: return bool(ShardIndex(hidden.read(index_name(shard)), shard).record)
+    except (FileNotFoundError,StoreError): return False
 
 def remove_link(
     storage:Storage # A folder

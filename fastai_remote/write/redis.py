@@ -7,22 +7,23 @@ Docs: page `write/redis`"""
 # reader sees an unfinished dataset. What an unfinished ingest keeps in the server is described in `write.redis_state`.
 
 import uuid, zlib
-from array import array
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ..codec.stats import ImageStats
 from ..core import Manifest, seal, StoreError
+from ..store.base import Store
 from ..store.redis import read_failures
 from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
-from ..runs import GapTable, TooManyRuns
-from .base import chunk_count, ChunksLost, progress_text, Writer
+from .base import chunk_count, ChunksLost, progress_text, ServerRestarted, Writer
 from .redis_labels import RedisLabels
 from .redis_lost import lost_of_range
 from .redis_place import RedisPlace
-from .redis_state import packed_writes, parse_record, seal_label
+from .redis_state import packed_writes, parse_record
+from .redis_version import RedisVersion
+from .revision import Change, NewPart
 
 # --- RedisWriter
 
@@ -36,9 +37,12 @@ class RedisWriter(Writer):
 
     def __init__(self,
         link:RedisLink, # The server
-        name:str # Name of the dataset
+        name:str, # Name of the dataset
+        base:Store=None, # As in `Writer`, like `change`
+        change:Change=None
     ):
-        self.place = RedisPlace(link, name)
+        self.place,self.base,self.change = RedisPlace(link, name),base,change
+        if base is not None: self.place.manifest_key = base.manifest_key
         self.link = link
         self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
@@ -78,25 +82,13 @@ class RedisWriter(Writer):
         keys = [self.place.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
         return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
 
-    # `RedisReviser` replaces these two methods
-
     def known_labels(self,
         field:str # A field with labels
     )->list:
-        """Returns the labels that have codes already, in their order; here none, `[]`
+        "Returns the labels of `base` in the order of their codes; `None` if it stores the integers of `field` without"
+        return [] if self.base is None or field not in self.base.fields else self.base.manifest.vocab.get(field)
 
-        `RedisReviser` returns those of the dataset; `None` if it stores the integers of `field` without codes."""
-        return []
-
-    def publish(self,
-        manifest:Manifest, # What was written
-        run:str, # As in `RedisPlace.publish`
-        tables:dict # `{key: bytes}` to store with it
-    )->Manifest: # Of the new version
-        """Makes the dataset visible, in place of the one that was there; removes what is not needed any more
-
-        Raises `StoreBusy`, `ServerRestarted`."""
-        return self.place.publish(manifest, run, tables)
+    def new_version(self): return RedisVersion(self.base)
 
     # --- Writing chunks
 
@@ -109,9 +101,11 @@ class RedisWriter(Writer):
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
         columns:dict, # `{field: list of bytes, or array}`, each of length n; staged values are in column `FIELD~`
-        labels:dict=None, # `{field: set of str}`, as in `Writer.put`
+        run:str=None # The `server_run` that must still be the current one; default: any
     ):
-        "Writes samples, on a single server in one transaction while the lock is held; raises `StoreFull`, `StoreBusy`"
+        """Writes samples, on a single server in one transaction while the lock is held
+
+        Raises `StoreFull`, `StoreBusy`, and `ServerRestarted` if `run` has ended."""
         if not len(numbers): return
         layout,fields,commands = self.layout,self.plan['fields'],[]
         for field,values in columns.items():
@@ -123,10 +117,14 @@ class RedisWriter(Writer):
             else:
                 check = fields.get(field.removesuffix('~'), {}).get('check')
                 commands += packed_writes(layout, field, values.dtype, numbers, values, check)
-        for field,field_labels in (labels or {}).items():
-            key = self.place.keys.labels(self.plan, field)
-            if field_labels: commands.append(('SADD', key, *map(seal_label, field_labels)))
-        self.place.lock.write(commands)
+        self.place.lock.write(commands, run)
+
+    def write_part(self, new, run):
+        part = self.plan = self.place.new_part(new.part.fields, new.part.n)
+        for numbers,columns in new.pieces(): self.put(numbers, columns, run=run)
+        if next(self._lost_values(part['n'], ()), None) is not None:
+            raise ServerRestarted(f'{self.url}: the server lost values of {self.name!r}; repeat the same call')
+        return NewPart(replace(new.part, **part), new.numbers)
 
     def done(self,
         chunk:int, # Number of the chunk
@@ -196,7 +194,7 @@ class RedisWriter(Writer):
         replies = self.link.send([('MEMORY USAGE', key) for field in blob_fields
                                   for key in layout.values(field, numbers)],
                                  strict=False)
-        try: memory = self.place.memory()
+        try: memory = self.link.memory()
         except StoreError: memory = []
         # 16 bytes more per key, for its entry in the table of keys, whose size is doubled when it is full
         sizes = [size+16 for size in replies if isinstance(size, int)]
@@ -228,57 +226,51 @@ class RedisWriter(Writer):
         removed. Raises `ServerRestarted` (also `ChunksLost`), `StoreBusy`, `CorruptSample`, `StoreError` for values
         that are lost, and `ValueError` if two labels have the same hash."""
         plan,run = self.plan,self.server_run()
-        places,nbytes,failed,stats = self._sum_records()
-        self._rewrite_lost_chunks(places, run)
-        self._remove_under(places, run)
-        try: gaps = GapTable.of(places[places<plan['n']], plan['n'])   # a stream may end within its last chunk
-        except TooManyRuns as e: raise StoreError(f'{self.url}: {self.name!r}: {e}') from None
-        splits = {split:gaps.samples_before(span).tolist() for split,span in (plan['splits'] or {}).items()}
-        manifest = Manifest(self.name, gaps.n, dict(plan['fields']), splits, dict(plan['vocab']), nbytes, failed,
-                            stats=stats, prefix=plan['prefix'], tags=plan['tags'], uid=uuid.uuid4().hex)
-        RedisLabels(self.place, plan, gaps, run).describe(manifest, self.known_labels)
-        if not gaps: return self.publish(manifest, run, {})
+        totals = self.totals()
+        gaps = totals.gaps()
+        self._rewrite_lost_chunks(gaps.gaps(), run)
+        self._remove_under(gaps.gaps(), run)
+        manifest = Manifest(self.name, 0, {}, prefix=plan['prefix'], tags=plan['tags'], uid=uuid.uuid4().hex)
+        totals.describe(manifest, self.known_labels)
+        self._encode_labels(manifest, gaps, run)
+        if not gaps: return self.publish([NewPart(manifest)], {}, run)
         stored = gaps.to_bytes()
         manifest.gaps = dict(places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
-        return self.publish(manifest, run, {self.layout.gaps:stored})
+        return self.publish([NewPart(manifest)], {self.layout.gaps:stored}, run)
 
-    def _sum_records(self):
-        """Returns `(places, nbytes, failed, stats)` of all records, added up in the order of the chunks
-
-        `places` are the gaps, an ascending `int64` array; `nbytes` and `failed`, both `int`, are the sums of the bytes
-        and of the failed samples, and `stats` are those of the manifest. Raises `ChunksLost` if chunks have no
-        record."""
-        gaps,nbytes,failed,stats,missing = array('q'),0,0,ImageStats(),chunk_count(self.plan)
-        for _,record in self.records():
-            gaps.extend(record['gaps'])
-            nbytes += record['bytes']
-            failed += record['failed']
-            if record.get('stats'): stats += ImageStats.from_text(record['stats'])
-            missing -= 1
-        if missing:
-            raise ChunksLost(f'{self.url}: {missing:,} chunks of {self.name!r} are not written, or the server lost '
-                             'them; repeat the same call to go on')
-        summary = {self.plan['stats']:stats.summary()} if len(stats) else {}
-        return np.sort(np.array(gaps, np.int64)),nbytes,failed,summary
+    def _encode_labels(self, manifest, gaps, run):
+        "Writes the codes of staged labels, by the vocabularies of `manifest`, and counts them; raises as `commit`"
+        labels = RedisLabels(self.place, self.plan, gaps, run)
+        for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
+            vocab = manifest.vocab.get(field)
+            counts,unknown = labels.encode(field, manifest.fields[field]['dtype'], vocab)
+            self._write_again(np.unique(unknown//self.plan['chunk']).tolist(), run)
+            if vocab is not None: manifest.counts[field] = counts.tolist()
 
     def _rewrite_lost_chunks(self, gaps, run):
         """Removes the records of chunks of which values are lost, if there are any, and raises `ChunksLost`
 
-        It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and
-        has dropped keys. `gaps` are the places without a sample, ascending. The next run writes these chunks again."""
-        plan = self.plan
-        if not (plan['tags'] or self._has_evicted()): return
-        lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
-        chunks = sorted({chunk for numbers in lost for chunk in np.unique(numbers//plan['chunk']).tolist()})
+        `gaps` are the places without a sample, ascending. The next run writes these chunks again."""
+        lost = self._lost_values(self.plan['n'], gaps)
+        chunks = {chunk for some in lost for chunk in np.unique(some//self.plan['chunk']).tolist()}
+        self._write_again(sorted(chunks), run)
+
+    def _write_again(self, chunks, run):
+        "Removes the records of `chunks`, of which values are lost, and raises `ChunksLost`; not if there are none"
         if not chunks: return
         self._forget_chunks(chunks, run)
-        who = 'a node of the cluster' if plan['tags'] else 'the server'
+        who = 'a node of the cluster' if self.plan['tags'] else 'the server'
         raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
                      'repeat the same call to write these chunks again')
 
-    def _has_evicted(self):
-        "Has the server dropped keys since it was started, because it was full?"
-        return self.link.call(lambda c: c.info('stats')).get('evicted_keys', 0)>0
+    def _lost_values(self, n, gaps):
+        """Returns an iterator of arrays of places below `n`, without `gaps`, of which a value is lost
+
+        It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and
+        has dropped keys."""
+        def count_evicted(client): return client.info('stats').get('evicted_keys', 0)
+        if not self.plan['tags'] and not self.link.call(count_evicted): return iter(())
+        return lost_of_range(self.link, self.layout, self.plan['fields'], n, gaps)
 
     # --- Gaps
 

@@ -1,10 +1,10 @@
-"""Manage datasets in Redis: delete, rename, list and abandon unfinished ingests
+"""Manage datasets in Redis: rename them, and list unfinished ingests
 
 Docs: page `write/redis_admin`"""
 
-# These are the operations that a server with many datasets needs. None of them searches for keys. Each one that changes
-# something holds the lock of the name, so it cannot meet a running ingest. `RedisStore` has them as methods: `delete`,
-# `unfinished`, `abandon` and `rename`.
+# These are the operations that a server with many datasets needs. None of them searches for keys. One that changes
+# something holds the lock of the name, so it cannot meet a running ingest. `RedisStore` has them as methods,
+# `unfinished` and `rename`; `delete` and `abandon` are `RedisPlace.remove`.
 
 from dataclasses import replace
 
@@ -16,27 +16,6 @@ from .base import chunk_count
 from .redis import RedisWriter
 from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
-
-# --- Delete
-
-# The manifest is removed first, so that no reader opens a dataset that is partly deleted. Then the values are removed,
-# by the names of their keys.
-
-def delete_dataset(
-    url:str|RedisLink, # The server
-    name:str, # Name of the dataset
-):
-    """Removes a dataset, and an unfinished ingest of its name
-
-    Raises `StoreNotFound` if there is neither, `StoreBusy` if another process is writing or changing it, and
-    `UnsupportedFormat`."""
-    url = concealed(url)
-    RedisPlace(as_link(url), name).remove()
-
-# --- Failures
-
-# The report of an ingest shows the first hundred failures. All of them stay with the dataset, and `verify` reports if
-# some are lost or damaged.
 
 # --- Unfinished ingests
 
@@ -72,13 +51,6 @@ def _describe_ingest(link, name):
     if plan: chunks = None if plan.get('open') else chunk_count(plan)
     return dict(name=name, chunks=done, of=chunks, began=plan.get('began', ''), running=bool(is_locked))
 
-def abandon_ingest(
-    url:str|RedisLink, # The server
-    name:str, # Name of the dataset
-):
-    "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
-    url = concealed(url)
-    RedisPlace(as_link(url), name).remove(dataset=False)
 
 # --- Rename
 

@@ -78,10 +78,6 @@ class RedisPlace(Place):
                 raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
                                         f'RedisStore.delete(url, {self.name!r}) drops it') from None
 
-    def memory(self)->list:
-        "Returns what `INFO memory` says, a list of dicts: one for each master of a cluster, or for the single server"
-        return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
-
     # Before a name is written, two things are looked for that would lose samples later.
 
     def check(self):
@@ -91,7 +87,7 @@ class RedisPlace(Place):
 
     def _check_eviction(self):
         "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
-        for memory in self.memory():
+        for memory in self.link.memory():
             policy = memory.get('maxmemory_policy', '')
             if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
             raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
@@ -131,6 +127,16 @@ class RedisPlace(Place):
         self.store_plan(plan, add=[INGESTS_KEY,USED_KEY])
         return plan
 
+    def new_part(self,
+        fields:dict, # `{field: {'codec', 'dtype'}}`
+        n:int # Number of samples
+    )->dict: # `n`; `prefix` and `tags` of its keys; `fields`, with checksums for fixed-width values
+        "Registers the keys of a part before it is written, without a plan; raises `StoreBusy`"
+        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.lock.tags, fields=with_checks(fields))
+        keys = value_keys(key_layout(part['prefix'], part['tags']), part['fields'], n)
+        self.lock.transaction(lambda p: _register(p, self.keys, {part['prefix']:keys}))
+        return part
+
     def store_plan(self,
         plan:dict, # The plan of the ingest
         add=() # As in `RedisLock.transaction`
@@ -147,16 +153,19 @@ class RedisPlace(Place):
     def drop_plan(self):
         """Makes an unfinished ingest impossible to continue and to publish, and removes what it wrote; raises
         `StoreBusy`"""
+        try: plan = self.plan()
+        except CorruptSample: plan = None
         self.lock.transaction(lambda p: p.delete(self.keys.plan), discard=[INGESTS_KEY])
-        self.clean_up()
+        self.clean_up(dropped=(plan['id'],plan['prefix']) if plan else ())
 
     def clean_up(self,
         keep_before:bool=True, # Keep what only the version before uses?
+        dropped=(), # IDs that only an ingest needed which was dropped
         step:int=1000 # Keys per command
     )->bool: # Was there anything to remove?
         """Removes what is registered and not needed by the dataset or an unfinished ingest; the lock must be held
 
-        If the manifest or the plan is damaged, nobody knows what they need, and nothing is removed. Raises
+        If the manifest or the plan is damaged, nobody knows what they need, and only `dropped` is removed. Raises
         `ServerRestarted` if the server restarts meanwhile: it may have come back with an older state, which may need
         these keys. Raises `StoreBusy`."""
         self.finish_rename()
@@ -164,9 +173,11 @@ class RedisPlace(Place):
         register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
         if not (register or self.lock.tags): return False
         try: manifest,plan = self.committed(),self.plan()
-        except (CorruptSample,UnsupportedFormat): return False
-        if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
-        needed = needed_by(manifest, plan, keep_before)
+        except (CorruptSample,UnsupportedFormat): needed = {entry.decode(errors='replace') for entry in register}
+        else:
+            if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
+            needed = needed_by(manifest, plan, keep_before)
+        needed -= set(dropped)
         unneeded = {entry:self._ranges(entry, stored) for entry,stored in register.items()
                     if entry.decode(errors='replace') not in needed}
         unneeded = {entry:ranges for entry,ranges in unneeded.items() if ranges is not None}
@@ -216,17 +227,16 @@ class RedisPlace(Place):
 
     def publish(self,
         manifest:Manifest, # Of the new version, with a new `uid`
-        run:str, # The server that must still run, as in `RedisLock.transaction_if`
         tables:dict, # `{key: bytes}` to store with it
-        before:list=None, # Ranges of keys that only the version before uses; `None`: nothing of it stays
-        dropped=() # Ranges of keys that nobody uses any more
+        run:str=None, # The server that must still run, as in `RedisLock.transaction_if`
+        version=None # As in `Place.publish`
     )->Manifest:
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
         Raises `StoreBusy`, and `ServerRestarted` if the server has lost the new version."""
         last = self.committed(accept_damage=True)
         manifest.generation = 1+(last.generation if last else 0)
-        if before is not None: before = [*before, *_run_tables(last)]
+        before,dropped = ([*version.before, *_run_tables(last)],version.dropped) if version else ([],[])
         entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
         entries = {entry:list(ranges) for entry,ranges in entries.items() if ranges}
         def queue(p):

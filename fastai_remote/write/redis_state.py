@@ -9,20 +9,17 @@ Docs: page `write/redis_state`"""
 # |---|---|
 # | `NAME:ingest` | the plan: signature, number of samples, chunk size, fields, splits, prefix of the keys |
 # | `NAME:ingest:lock` | who is writing. The lock has a lease of 30 s that is renewed, and every write checks it |
-# | `NAME:ingest:ID:record:CHUNK` | the record of a chunk that is done: counts, bytes, gaps, statistics of images |
-# | `NAME:ingest:ID:labels:FIELD#0` | the set of the labels seen so far |
+# | `NAME:ingest:ID:record:CHUNK` | the record of a chunk that is done: counts, gaps, labels, statistics of images |
 # | `NAME:~failures#0` | the samples that could not be converted, and why. This key stays with the dataset |
 # | `NAME:register` | ranges of keys by what needs them, so that they can be removed when nothing does |
 # | `fastai_remote:ingests` | the names of all unfinished ingests |
 # | `fastai_remote:used` | the names under which something was ever written |
 #
-# All of it has checksums. JSON has the crc32 of its content under `crc`, and a label follows its crc32. A chunk whose
-# record is damaged is written again. A damaged plan, label or value stops the commit, and the message says what to do.
+# All of it has checksums: JSON has the crc32 of its content under `crc`. A chunk whose record is damaged is written
+# again. A damaged plan or value stops the commit, and the message says what to do.
 #
 # This module has the names of these keys, and how their contents become bytes and are read back. Nothing here talks
 # to a server.
-
-import zlib
 
 import numpy as np
 import redis
@@ -59,13 +56,6 @@ class IngestKeys:
         "The key of the record of a chunk, which is there when the chunk is written"
         return f"{self.plan}:{plan['id']}:record:{chunk}"
 
-    def labels(self,
-        plan:dict, # The plan
-        field:str # A field with labels
-    )->str:
-        "The key of the set of labels of `field`"
-        return f"{self.plan}:{plan['id']}:labels:{field}#0"
-
 # Keys are deleted by name and never searched for, because `KEYS` and `SCAN` would block or slow down a server with
 # fifty million keys. A list of ranges is enough to name them all: each range is what precedes the number, and a range
 # of numbers; in a cluster there is a range for each hash tag. Staged labels, which the commit replaces by codes, have
@@ -94,10 +84,9 @@ def state_keys(
     layout, # `key_layout` of what is written
     plan:dict # The plan
 )->list: # As `value_keys`
-    "Returns the ranges of all keys that only the ingest needs: records, sets of labels, and labels that are staged"
+    "Returns the ranges of all keys that only the ingest needs: records, and labels that are staged"
     ranges = [[keys.record(plan, 0)[:-1], 0, chunk_count(plan), 1]]
     for field,spec in plan['fields'].items():
-        if spec['codec'] in ('cls','labels'): ranges.append([keys.labels(plan, field)[:-1], 0, 1, 1])
         if spec.get('staged'): ranges += _packed_ranges(layout, f'{field}~', plan['n'])
     return ranges
 
@@ -157,20 +146,6 @@ def read_sealed(
     "Returns the dict of which `seal` made JSON; raises `CorruptSample` if it is damaged"
     try: return unseal(stored)
     except ValueError as e: raise CorruptSample(f'{where} {e}: it is damaged') from None
-
-def seal_label(
-    label:str # Of the set that `put` got for a field
-)->bytes: # The crc32 of the label, 4 bytes, then its UTF-8
-    "Returns a label as it is stored in a set on the server"
-    utf8 = label.encode()
-    return zlib.crc32(utf8).to_bytes(4, 'big')+utf8
-
-def unseal_label(
-    stored:bytes # What `seal_label` returned
-)->str:
-    "Returns the label; raises `ValueError` if it is damaged"
-    if int.from_bytes(stored[:4], 'big')!=zlib.crc32(stored[4:]): raise ValueError('it does not match its checksum')
-    return stored[4:].decode()
 
 def parse_record(
     chunk:int, # Number of the chunk

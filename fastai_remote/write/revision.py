@@ -17,11 +17,12 @@ from ..codec.stats import joined_summary
 from ..core import CorruptSample, Manifest, MissingSample, StoreExists
 from ..runs import pack_tables, RunTable
 from ..store.base import Store
+from .totals import joined_vocab
 
 class Change:
     "What is to become of a dataset: the base class"
     needs_all = True # Must each sample have a value, so that none may fail?
-    numbers = None # Of an edit: the samples of which values change
+    has_samples,has_fields = False,False # Are there more samples, or more fields?
     def check(self,
         store:Store, # The version that is there
         plan:dict # The plan of what is to be written
@@ -46,7 +47,7 @@ class Change:
 
 class Append(Change):
     "More samples, at the end of their splits"
-    needs_all = False
+    needs_all,has_samples = False,True
     def __init__(self,
         again:bool=False # May they come from a source that was appended before?
     ): self.again,self.signature = again,''
@@ -62,7 +63,7 @@ class Append(Change):
 
     def apply(self, version, parts):
         (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
-        number = version.add_part(part)
+        number = version.add_part(part, has_samples=True)
         for split,first,count,at,span in grown_splits(store, part):
             if count: version.insert(at, number, first, count)
             if split: splits[split] = span
@@ -71,6 +72,7 @@ class Append(Change):
 
 class AddFields(Change):
     "More fields of all samples"
+    has_fields = True
     def check(self, store, plan):
         there = [field for field in plan['fields'] if field in store.fields]
         if there: raise ValueError(f'{store.name}: there is a field {there[0]!r} already; drop_fields drops it')
@@ -86,26 +88,15 @@ class AddFields(Change):
 class Edit(Change):
     "New values of some samples, samples to drop, and fields to drop"
     def __init__(self,
-        values:dict, # `{field: {sample number: new value}}`
         drop:np.ndarray, # Samples to drop, ascending
         drop_fields=() # Fields to drop
-    ):
-        self.values,self.dropped,self.drop_fields = values,drop,drop_fields
-        changed = [number for numbers in values.values() for number in numbers]
-        # ascending; if a part is written, its sample k replaces sample `numbers[k]`
-        self.numbers = np.unique(np.array(changed, np.int64))
-
-    @property
-    def fields(self)->list:
-        "Names of the fields of which values change"
-        return list(self.values)
-
-    def check(self, store, plan): check_fields(store, plan['fields'], self.fields)
+    ): self.dropped,self.drop_fields = drop,drop_fields
 
     def apply(self, version, parts):
-        store,manifest = version.store,version.manifest
+        store,manifest,changed = version.store,version.manifest,set()
         for part,numbers in parts:
             fields = [field for field in part.fields if field in store.fields]
+            changed.update(fields)
             version.free(numbers, fields)
             subtract_counts(manifest, store, numbers, fields)
             number = version.add_part(part)
@@ -118,19 +109,34 @@ class Edit(Change):
         if self.drop_fields: version.drop_fields(self.drop_fields)
         # statistics are sums over some of the images, so those that are replaced cannot be subtracted
         kept = {} if len(self.dropped) else manifest.stats
-        manifest.stats = {field:stats for field,stats in kept.items() if field not in self.values}
+        manifest.stats = {field:stats for field,stats in kept.items() if field not in changed}
 
 class NewPart(NamedTuple):
-    "Samples, or fields of some samples, that were written for a new version"
+    "Samples, or fields of some samples, that were written"
     manifest:Manifest # What was written
     numbers:np.ndarray=None # Of an edit: the samples of the version before that get these values, ascending
+
+class NewValues(NamedTuple):
+    "Encoded values of one field that an edit changes: sample k of the part that they become is sample `numbers[k]` now"
+    part:Manifest # What is known of the part: number of samples, fields, bytes, labels and their counts
+    numbers:np.ndarray # As in `NewPart`
+    columns:dict # As `Writer.put` takes them
+
+    def pieces(self,
+        nbytes:int=4_000_000 # Bytes of a piece, more only if a single value has more
+    ): # Yields `(numbers, columns)`, as `Writer.put` takes them
+        "The values in pieces of limited size"
+        blobs = next((column for column in self.columns.values() if isinstance(column, list)), [b'']*len(self.numbers))
+        ends = np.cumsum([len(value)+100 for value in blobs])   # 100: about what a key takes
+        for some in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends//nbytes))+1):
+            yield some,{field:column[some[0]:some[-1]+1] for field,column in self.columns.items()}
 
 MAX_EARLIER = 100   # versions that a manifest names: readers of those before are told that they were replaced
 
 class NewVersion:
     "The next version of a dataset, while it is put together from parts"
     def __init__(self,
-        store:Store # The version that is there; it has `run_tables`
+        store:Store # The version that is there, a `StoredDataset`
     ):
         before = store.manifest
         self.store,self.fields = store,dict(before.fields)
@@ -141,7 +147,8 @@ class NewVersion:
         self.columns = {field:tables[number[field]] for field in self.fields} # `{field: RunTable}`
 
     def add_part(self,
-        part:Manifest # What was written
+        part:Manifest, # What was written
+        has_samples:bool=False # Are these more samples? Else values of samples that are there
     )->int: # Its number in tables of runs
         """Adds a part: its bytes, failures, and labels; types of fields become such that they have its values
 
@@ -201,6 +208,10 @@ class NewVersion:
         fields:set # Names of fields and of their checksums
     ):
         "As `free`, for all samples"
+        raise NotImplementedError
+
+    def finish(self)->tuple: # The manifest; `{key or file: bytes}` to store with it
+        "Completes `manifest`, with the tables that say where the samples are"
         raise NotImplementedError
 
     def pack_tables(self,
@@ -288,14 +299,6 @@ def subtract_counts(
             manifest.counts = {**manifest.counts, field:counts.tolist()}
         except (CorruptSample,MissingSample):
             manifest.counts = {other:o for other,o in manifest.counts.items() if other!=field}
-
-def joined_vocab(
-    known:list, # Labels in the order of their codes
-    labels # Further labels, some of which may be known
-)->list:
-    "Returns a new list of the labels of both; those that are known keep their codes"
-    there = set(known)
-    return [*known, *(label for label in labels if label not in there)]
 
 def add_labels(
     manifest:Manifest, # Of the new version

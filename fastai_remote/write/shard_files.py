@@ -6,13 +6,15 @@ Docs: page `write/shard_files`"""
 # `.fastai_remote` there, where other tools do not look. The files in its subfolder `.ingest` are JSON with a checksum.
 # Shards are called `shard-train-000012.tar` after their split and their chunk, or `shard-train-000012-1.tar` if a chunk
 # needs several; without a split, `shard-000012.tar`. Those of a dataset that replaces another begin with `shard2`, and
-# so on, so that the two never share a file. An index is called as its shard, with `.fastai_remote` at the end.
-# `labels.json` has the labels for other tools; without splits, `README.md` tells Hugging Face to read the tars.
+# so on, so that the two never share a file. Shards with values that were added or changed are in `.fastai_remote`, and
+# are called `.part-3-0123abcd-000012.tar`, with the generation and random digits, so that no two calls write one file.
+# An index is called as its shard, with `.fastai_remote` at the end. `labels.json` has the labels for other tools;
+# without splits, `README.md` tells Hugging Face to read the tars.
 #
 # Other tools may have files of similar names in the folder. So a shard is ours only if it has an index, which is
 # written before it.
 
-import re
+import re, uuid
 
 from ..core import MAX_MANIFEST, parse_json
 from ..store.shard_index import INDEX_SUFFIX, index_name, LABELS_KIND, TABLE_FILE
@@ -22,10 +24,12 @@ from ..store.storage import Storage
 PLAN_FILE = '.ingest/plan.json'
 # Names of our shards; group 1 is the generation. Others may have shards of such names: see `own_shards`
 SHARD_FILE = re.compile(r'shard(\d*)-(?:[A-Za-z]\w*-)?\d{6,}(?:-\d+)?\.tar$', re.ASCII)
+# Names of our shards in our own folder, with values that were added or changed; group 1 is the generation
+_ADDED_FILE = re.compile(r'\.part-(\d+)-[0-9a-f]{8}-[\w-]*\.tar$', re.ASCII)
 FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json$', re.ASCII)
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.tar|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
-                       r'manifest\.json|labels\.json|\.(?:runs|gaps)-\d+)\.\d+\.part$', re.ASCII)
+                       r'manifest\.json|labels\.json|\.(?:runs|gaps)-\d+|\.part-[\w-]*\.tar)\.\d+\.part$', re.ASCII)
 # The files in `.ingest` except the lock, and those of a process that has not finished them
 STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
 # The records of chunks
@@ -42,8 +46,21 @@ def generation_of(
     name:str # Of a file
 )->int:
     "Returns the generation in the name of a shard, its index, or a list of failures; `None` for other names"
-    found = SHARD_FILE.match(name.removesuffix(INDEX_SUFFIX)) or FAILURES_FILE.match(name)
+    shard = name.removesuffix(INDEX_SUFFIX)
+    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.match(name)
     return int(found[1] or 1) if found else None
+
+def added_prefix(
+    generation:int # Of the version that adds or changes values
+)->str:
+    "How the names of shards with these values begin; no other call, or attempt, has the same"
+    return f'.part-{generation}-{uuid.uuid4().hex[:8]}'
+
+def is_added_file(
+    name:str # Of a file in our own folder
+)->bool:
+    "Is it a shard with values that were added or changed, or its index?"
+    return bool(_ADDED_FILE.match(name.removesuffix(INDEX_SUFFIX)))
 
 def own_shards(
     storage:Storage, # A folder
@@ -94,14 +111,15 @@ def owns_card(
 def is_own_file(
     name:str # Of a file in our own folder
 )->bool:
-    "Is it an index of a shard, a list of failures, or a table of runs or gaps?"
-    return name.endswith(INDEX_SUFFIX) or bool(FAILURES_FILE.match(name) or TABLE_FILE.fullmatch(name))
+    "Is it an index of a shard, a shard of added values, a list of failures, or a table of runs or gaps?"
+    if name.endswith(INDEX_SUFFIX) or is_added_file(name): return True
+    return bool(FAILURES_FILE.match(name) or TABLE_FILE.fullmatch(name))
 
 def files_of(
     manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards
 )->set:
     "Returns the names of everything that a dataset may need: shards, also of others, and what is in our own folder"
-    table = ShardTable.unpack(manifest.shards)
-    shards = {name for s in range(len(table)) for name in (table.name(s), table.index_name(s))}
-    overlays = {overlay['folder'] for overlay in manifest.overlays if overlay}
-    return shards|overlays|{manifest.failures, *(o['key'] for o in (manifest.runs, manifest.gaps) if o)}
+    packed = [manifest.shards, *(entry['shards'] for entry in manifest.added if entry)]
+    shards = {name for table in map(ShardTable.unpack, packed) for shard in range(len(table))
+              for name in (table.name(shard), table.index_name(shard))}
+    return shards|{manifest.failures, *(o['key'] for o in (manifest.runs, manifest.gaps) if o)}

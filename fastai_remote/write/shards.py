@@ -8,6 +8,7 @@ Docs: page `write/shards`"""
 # and is written again. A damaged plan is an error, whose message says how to drop the ingest.
 
 import json, re, sys, zlib
+from array import array
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -15,12 +16,14 @@ import numpy as np
 
 from ..codec.webdataset import check_members
 from ..core import seal, StoreError, unseal
-from ..store.shard_index import index_name, ShardFile, ShardManifest, SummingFile
+from ..store.base import Store
+from ..store.shard_index import index_name, ShardFile, ShardManifest, ShardTable, SummingFile
 from ..store.storage import Storage
 from .base import Writer, chunk_count, progress_text
 from .folder_place import FolderPlace
-from .shard_files import MAX_STATE, RECORD_FILE, record_number
-from .shard_totals import ShardTotals
+from .revision import Change, NewPart
+from .shard_files import added_prefix, MAX_STATE, RECORD_FILE, record_number
+from .shard_version import ShardVersion
 
 # --- ShardWriter
 
@@ -44,23 +47,27 @@ class ShardWriter(Writer):
         maxsize:float=1e8, # Bytes that a shard may have
         maxcount:int=100_000, # Samples that a shard may have
         name:str=None, # Name of the dataset; default: that of the folder
-        for_others:bool=True, # Will other tools read the tars? Else numbers and labels are only in the indices
-        foreign:bool=False # Were the shards written by others, and are they only to be indexed?
+        foreign:bool=False, # Were the shards written by others, and are they only to be indexed?
+        base:Store=None, # As in `Writer`, like `change`
+        change:Change=None
     ):
         if not (1<=maxsize<np.inf and 1<=maxcount<np.inf):
             raise ValueError(f'maxsize and maxcount are numbers of at least 1, not {maxsize} and {maxcount}')
-        self.place = FolderPlace(storage, name, foreign, for_others)
+        self.place,self.base,self.change = FolderPlace(storage, name, foreign),base,change
         self.storage,self.hidden = storage,self.place.hidden
-        self.maxsize,self.maxcount,self.for_others = int(maxsize),int(maxcount),for_others
+        self.maxsize,self.maxcount = int(maxsize),int(maxcount)
         # The chunk that is being written
         self.stack = ExitStack() # Closes the file of the open shard
         self.open_shard,self.chunk = None,None # A `ShardFile`, or `None`; number of its chunk
         # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression; of
         # others' shards also `first` of `ShardTable`
         self.shards = []
-        self.seen = {} # `{field: set of labels}`, as `put` got them
-        self.counts = {} # `{field: {label: samples}}` for fields with one label
         self.put_samples,self.put_bytes = 0,0
+
+    @property
+    def tars(self)->Storage:
+        "The folder of the shards that are written: our own one for values that are added or changed"
+        return self.hidden if 'part' in self.plan else self.storage
 
     @property
     def index_version(self)->int:
@@ -82,8 +89,7 @@ class ShardWriter(Writer):
 
     def cost(self, sample:dict)->int:
         "Returns the bytes that an encoded sample takes in a tar: a header per field, and its content, padded to 512"
-        sizes = (_member_bytes(value) for value in sample.values() if self.for_others or isinstance(value, bytes))
-        return max(1, sum(sizes))
+        return max(1, sum(map(_member_bytes, sample.values())))
 
     def progress(self)->str:
         try: return progress_text(self.plan or self.place.plan(), self.count_done())
@@ -93,26 +99,44 @@ class ShardWriter(Writer):
         "Returns how many chunks have a record"
         return sum(bool(RECORD_FILE.match(name)) for name in self.hidden.names('.ingest'))
 
+    def check_dataset(self, dataset, overwrite):
+        super().check_dataset(dataset, overwrite)
+        if self.change is not None and self.change.has_samples and not dataset.prefix:
+            raise TypeError(f'{self.name}: others wrote these shards: index_shards adds more of theirs')
+
     def checked_plan(self, plan):
-        if not self.place.foreign: check_members(self.url, plan['fields'])
+        plan = super().checked_plan(plan)
+        if self.change is not None:
+            plan |= dict(has_samples=self.change.has_samples, has_fields=self.change.has_fields)
+        others = self.base.manifest.fields if plan.get('has_fields') else {}
+        if others or not self.place.foreign: check_members(self.url, plan['fields'], others)
         sizes = f'{self.maxsize} {self.maxcount}'
         return {**plan, 'signature':f"{plan['signature']} {sizes} {ShardManifest.newest_format}"}
 
-    # `ShardReviser` replaces these two methods
-
     def earlier_failures(self)->bytes:
-        "Returns the content of the file of failures of the version before, if the new one has its samples; here b''"
-        return b''
+        "Returns the lines of the file of failures of `base`, if more samples are written"
+        if not self.plan.get('has_samples'): return b''
+        return b''.join(map(_failure_line, self.base.failures()))
 
-    def publish(self,
-        manifest:ShardManifest # What was written
-    )->ShardManifest: # Of the new version
-        "Makes the dataset visible, in place of the one that was there; raises `StoreBusy`"
-        return self.place.publish(manifest, {})
+    def new_version(self):
+        return ShardVersion(self.base, self.plan['generation'] if self.plan else self.base.manifest.generation+1)
+
+    def write_part(self, new, run):
+        self.shards,generation = [],self.base.manifest.generation+1
+        self.plan = dict(n=new.part.n, chunk=new.part.n, fields=new.part.fields, splits=None, generation=generation,
+                         part=added_prefix(generation))
+        for numbers,columns in new.pieces(): self.put(numbers, columns)
+        self._close_shard()
+        part = new.part
+        table = _TableOfRows()
+        table.add(dict(shards=self.shards))
+        shards = table.table().pack()
+        return NewPart(ShardManifest(part.name, part.n, part.fields, vocab=part.vocab, nbytes=part.nbytes,
+                                     counts=part.counts, shards=shards), new.numbers)
 
     def opener(self):
-        return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.for_others,
-                       self.plan, self.place.lock.token)
+        return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.plan,
+                       self.place.lock.token)
 
     # --- Writing chunks
 
@@ -128,18 +152,17 @@ class ShardWriter(Writer):
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
         columns:dict, # `{field: list of bytes or labels, or array}`, each of length n, as in `Writer.put`
-        labels:dict=None, # `{field: set of str}`, as in `Writer.put`
     ):
         """Appends samples to the open shard, and begins new ones where needed; raises `StoreFull`, `StoreBusy`
 
         After an error, the open shard is not published; the chunk has to be written again, by a new writer."""
-        try: self._put(numbers, columns, labels)
+        try: self._put(numbers, columns)
         except BaseException:
             # closes the file without publishing it, and turns an error of the disk into `StoreFull`
             self.stack.__exit__(*sys.exc_info())
             raise
 
-    def _put(self, numbers, columns, labels):
+    def _put(self, numbers, columns):
         """Does what `put` does, but after an error the file of the open shard may still be open
 
         An error of writing to it stays an `OSError`."""
@@ -148,19 +171,14 @@ class ShardWriter(Writer):
         values_of = {field:columns[field] if isinstance(columns[field], list) else columns[field].tolist()
                      for field in fields if field in columns and not is_checksum(field)}
         has_crc = [field for field in values_of if f'{field}.crc' in fields]
-        label_fields = [field for field in values_of if fields[field]['codec']=='cls']
         keys = columns.get('__key__') or [None]*len(numbers)
         # samples that are appended have keys that no sample before has
-        key_start = f"{self.plan['generation']}-" if self.plan.get('is_appended') else ''
+        key_start = f"{self.plan['generation']}-" if self.plan.get('has_samples') else ''
         for k,number in enumerate(numbers.tolist()):
             sample = {field:values[k] for field,values in values_of.items()}
             self._ensure_shard(number, self.cost(sample))
             self.open_shard.add(f'{key_start}{number:09}' if keys[k] is None else keys[k], sample,
                                 {field:int(columns[f'{field}.crc'][k]) for field in has_crc})
-            for field in label_fields:
-                counts,label = self.counts.setdefault(field, {}),sample[field]
-                counts[label] = counts.get(label, 0)+1
-        for field,texts in (labels or {}).items(): self.seen.setdefault(field, set()).update(texts)
 
     def _ensure_shard(self, number, cost):
         """Counts a sample of `cost` bytes, and makes sure that a shard is open for it
@@ -175,9 +193,10 @@ class ShardWriter(Writer):
         if self.open_shard: return
         chunk,part = number//self.plan['chunk'],_SHARDS_PER_CHUNK*self.plan.get('takeovers', 0)+len(self.shards)
         self.split,self.chunk = split,chunk
-        self.shard_name = f"{self.plan['prefix']}-{_name_part(split)}{chunk:06}{f'-{part}' if part else ''}.tar"
-        file = self.stack.enter_context(self.storage.create(self.shard_name))
-        self.open_shard = ShardFile(file, self.plan['fields'], self.for_others)
+        prefix = self.plan.get('part') or self.plan['prefix']
+        self.shard_name = f"{prefix}-{_name_part(split)}{chunk:06}{f'-{part}' if part else ''}.tar"
+        file = self.stack.enter_context(self.tars.create(self.shard_name))
+        self.open_shard = ShardFile(file, self.plan['fields'], has_numbers='part' not in self.plan)
 
     def _is_full(self, cost):
         """Returns whether the open shard has no space for a sample of `cost` bytes, or has its share of a large chunk
@@ -221,10 +240,7 @@ class ShardWriter(Writer):
         If the chunk has a record already, nothing changes. A writer, as `opener` makes it, is used for one chunk only.
         Raises `StoreBusy`, `StoreFull`."""
         self._close_shard()
-        record = dict(record, gaps=_as_ranges(record['gaps']), shards=self.shards,
-            labels={field:sorted(texts) for field,texts in self.seen.items()},
-            counts={field:list(counts.items()) for field,counts in self.counts.items()},
-            failures=list(failures))
+        record = dict(record, shards=self.shards, failures=list(failures))
         with self.place.lock.publishing():
             if not self._is_recorded(chunk): self.hidden.write(_record_file(chunk), seal(record))
 
@@ -234,9 +250,8 @@ class ShardWriter(Writer):
         """Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not
         damaged
 
-        Records of chunks that the plan does not have are left out. A record is what `done` got, with `gaps` as a list
-        of ranges `[start, stop]`, and with `shards` (rows as the writer has them), `labels` (`{field: list}`), `counts`
-        (`{field: [[label, samples], …]}`), and `failures`."""
+        Records of chunks that the plan does not have are left out. A record is what `done` got, with `shards` (rows as
+        the writer has them) and `failures`."""
         names = sorted(filter(RECORD_FILE.match, self.hidden.names('.ingest')), key=record_number)
         names = [name for name in names if record_number(name)<chunk_count(self.plan)]
         for i in range(0, len(names), step):
@@ -279,38 +294,39 @@ class ShardWriter(Writer):
     def commit(self)->ShardManifest:
         """Adds up the records and publishes the dataset; returns its manifest
 
-        Raises `StoreError` if chunks have no record, and `StoreBusy`."""
-        plan,totals = self.plan,ShardTotals(self.plan['fields'])
-        manifest = ShardManifest(self.name, 0, {}, vocab=dict(plan['vocab']), generation=plan['generation'],
-                                 prefix=plan['prefix'], failures_version=0 if plan['prefix'] else self.index_version)
-        failures = None
-        earlier_failures = self.earlier_failures()
-        with ExitStack() as stack:   # publishes the file of failures, but not after an error
-            if earlier_failures or any(record['failed'] for _,record in self.records()):
-                failures = SummingFile(stack.enter_context(self.hidden.create(manifest.failures)))
-                failures.write(earlier_failures)
-            for _,record in self.records():
-                totals.add(record)
-                for failure in record['failures']:
-                    line = json.dumps(failure, ensure_ascii=False)+'\n'
-                    failures.write(line.encode('utf-8', 'surrogatepass'))
-            missing = chunk_count(plan)-totals.chunks
-            if missing:
-                raise StoreError(f'{self.url}: {missing:,} chunks are not written, or gone; '
-                                 'repeat the same call to go on')
-        if failures is not None: manifest.failures_crc = failures.crc
-        totals.describe(manifest, plan)
-        return self.publish(manifest)
+        Raises `ChunksLost` if chunks have no record, and `StoreBusy`."""
+        plan,table = self.plan,_TableOfRows()
+        totals = self.totals(table.add)
+        manifest = ShardManifest(self.name, 0, {}, generation=plan['generation'], prefix=plan['prefix'],
+                                 failures_version=0 if plan['prefix'] else self.index_version)
+        totals.describe(manifest)
+        shards = table.table()
+        manifest.shards = shards.pack()
+        if 'base' in plan:   # an index of others' shards has splits that are ranges of shards
+            manifest.base,ends = plan['base'],shards.starts.tolist()
+            manifest.splits = {split:[ends[start],ends[stop]] for split,(start,stop) in (plan['splits'] or {}).items()}
+        self._write_failures(manifest)
+        return self.publish([NewPart(manifest)], {})
+
+    def _write_failures(self, manifest):
+        "Writes the file of failures, if there are any, and sets its checksum in `manifest`"
+        earlier = self.earlier_failures()
+        if not (earlier or manifest.failed): return
+        with self.hidden.create(manifest.failures) as file:
+            failures = SummingFile(file)
+            failures.write(earlier)
+            for failure in self.failures(): failures.write(_failure_line(failure))
+        manifest.failures_crc = failures.crc
 
 def _member_bytes(value):
     if isinstance(value, str): value = value.encode()
     return 512*(2+(len(value)-1)//512) if isinstance(value, bytes) else 1024
 
-def _open_writer(open_storage, maxsize, maxcount, name, for_others, plan, token):
+def _open_writer(open_storage, maxsize, maxcount, name, plan, token):
     """Returns a new writer, which uses the connection that all writers of this process share
 
     `open_storage` is what `Storage.opener` returned; `token` is that of the leader's lock."""
-    writer = ShardWriter(open_storage(), maxsize, maxcount, name, for_others)
+    writer = ShardWriter(open_storage(), maxsize, maxcount, name)
     writer.plan,writer.place.lock.token = plan,token
     return writer
 
@@ -324,18 +340,28 @@ class _OtherAttempt(Exception): "Another attempt has recorded the chunk first: i
 
 def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
 
-def _as_ranges(numbers):
-    "Returns ascending numbers as a list of ranges `[start, stop]`"
-    if not len(numbers): return []
-    numbers = np.array(numbers, np.int64)
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers)!=1)+1)
-    return [[int(run[0]),int(run[-1])+1] for run in runs]
-
 def _parse_record(content):
     "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
     if content is None: return None
     try: return unseal(content, MAX_STATE)
     except ValueError: return None
 
-# Before the commit, there is no dataset. After it, the folder holds the shards, the manifest, and `.fastai_remote` with
-# indices and failures; `.ingest` is gone.
+def _failure_line(failure): return (json.dumps(failure, ensure_ascii=False)+'\n').encode('utf-8', 'surrogatepass')
+
+class _TableOfRows:
+    "A table of shards, of rows as `ShardWriter.shards` has them, in little memory"
+    def __init__(self): self.names,self.columns = [],[array('q') for _ in range(9)]
+
+    def add(self, record):
+        "Adds the shards of a record"
+        for name,*numbers in record['shards']:
+            self.names.append(name)
+            # the last numbers are only in rows of `index_shards`
+            for column,number in zip(self.columns, [*numbers, 0, 0]): column.append(number)
+
+    def table(self):
+        "The `ShardTable`"
+        n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = map(np.array, self.columns)
+        is_compressed = kind.any()
+        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size if is_compressed else None, kind,
+                          first=first if first.any() else None, stamp=stamp if stamp.any() else None)

@@ -1,17 +1,16 @@
 """Manage datasets in shards: delete, list and abandon unfinished ingests
 
 Docs: page `write/shards_admin`"""
-import warnings
 from contextlib import contextmanager
 
-from ..core import MAX_MANIFEST, StoreError, StoreNotFound, UnsupportedFormat
+from ..core import CorruptSample, MAX_MANIFEST, StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import INDEX_FOLDER, index_name, ShardIndex, ShardManifest
+from ..store.shard_index import INDEX_FOLDER, ShardManifest
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
 from .folder_lock import LOCK_FILE
 from .folder_place import FolderPlace, remove_link
-from .shard_files import files_of, own_shards, owns_labels, PLAN_FILE, RECORD_FILE
+from .shard_files import owns_labels, PLAN_FILE, RECORD_FILE
 
 # --- Delete
 
@@ -110,26 +109,7 @@ def abandon_shards(
     nothing = StoreNotFound(f'{place.url}: no unfinished ingest here')
     if not _has_state(place): raise nothing   # then no lock is written
     with _alone(place):
-        try: plan = place.plan()   # the ingest may have been committed until now
-        except StoreError: return _abandon_damaged(place)
-        if plan: place.drop_plan()
+        try: has_plan = bool(place.plan())   # the ingest may have been committed until now
+        except CorruptSample: has_plan = True
+        if has_plan: place.drop_plan()
         elif not place.clean_up(): raise nothing   # else another process was killed while it abandoned the ingest
-
-def _is_index_of_others(hidden, shard):
-    "Returns whether `index_shards` wrote the index of a shard: it has a record; false if the index is damaged"
-    try: return bool(ShardIndex(hidden.read(index_name(shard)), shard).record)
-    except (FileNotFoundError,StoreError): return False
-
-def _abandon_damaged(place):
-    """Removes the state of an ingest whose plan is damaged, and index files without a shard beside them
-
-    Nobody knows which shards are its own: they stay, with their index files, and this warns of them."""
-    dataset = place.committed()
-    known = files_of(dataset) if dataset else ()
-    rest = [name for name in own_shards(place.storage, place.hidden)
-            if name not in known and not _is_index_of_others(place.hidden, name)]
-    place.foreign = True
-    place.clean_up(keep=map(index_name, rest), drop=True)
-    if rest:
-        warnings.warn(f'{place.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
-                      f'are its own; these stay: {", ".join(rest[:10])}', stacklevel=4)

@@ -33,7 +33,8 @@ CALLS = {
 
 @pytest.mark.parametrize('call', CALLS)
 @pytest.mark.parametrize('link,to', [
-    ('.fastai_remote/.overlay-1-0',''), ('.fastai_remote/.overlay-9-0',''),
+    *((f'.fastai_remote/.part-{k}-0123abcd-000000.tar{end}', 'shard-000000.tar')
+      for k,end in ((1,''), (9,''), (9,'.fastai_remote'))),
     ('.fastai_remote/.ingest','.fastai_remote/.ingest'), ('.fastai_remote',''),
     ('shard-000000.tar','shard-000000.tar'), ('shard9-000000.tar','shard-000000.tar')])
 def test_nothing_behind_a_link_is_removed(victim, tmp_path, call, link, to):

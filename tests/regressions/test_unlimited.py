@@ -67,7 +67,7 @@ def all_others(stored, write, open_store, n=400):
     assert not wrong, '\n'.join(wrong)
 
 def change(store):
-    "The dataset after an edit and an append: with overlays, parts and runs"
+    "The dataset after an edit and an append: with added parts and runs"
     store = store.edit(set={'txt':{1:'changed'}}, drop=[2])
     return store.append({'train':samples(2)}, num_workers=0, progress=False) or store
 

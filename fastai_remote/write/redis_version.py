@@ -1,6 +1,6 @@
 """New versions of datasets in Redis, which share what has not changed with the version before
 
-Docs: page `write/redis_reviser`"""
+Docs: page `write/redis_version`"""
 
 # Values are never changed after their dataset has become visible. `RedisStore.append`, `edit`, `add_fields` and
 # `drop_fields` make a new version: what is new is written as a part, with keys of its own, by an ordinary ingest, which
@@ -13,12 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..store.redis import home_of, RedisReader
 from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart
-from .redis import RedisWriter
 from .redis_state import value_keys
-from .revision import Change, NewPart, NewVersion
+from .revision import NewVersion
 
 MAX_UNUSED = 100_000   # ranges of keys that an edit frees; what is beyond stays until the dataset is copied or deleted
 
@@ -77,7 +75,7 @@ class RedisVersion(NewVersion):
                 begin = first+(k-first)%n_tags   # a tag has every n-th number
                 if begin<stop: self.before.append([f'{start}:{field}:', begin, stop, n_tags])
 
-    def add_part(self, part):
+    def add_part(self, part, has_samples=False):
         super().add_part(part)
         fields = {field:dict(spec) for field,spec in part.fields.items()}
         layout = key_layout(part.prefix, part.tags)
@@ -94,69 +92,12 @@ class RedisVersion(NewVersion):
         self.parts = [replace(part, fields={f:spec for f,spec in part.fields.items() if f not in fields})
                       for part in self.parts]
 
-    def finish(self,
-        home:str # `home_of` the dataset
-    )->tuple: # The manifest; `{key: bytes}` to store with it
-        "Completes `manifest`: fields, number of samples, parts and runs; returns what to store for this version"
+    def finish(self):
         manifest = self.manifest
         manifest.fields,manifest.n = self.fields,self.columns[next(iter(self.fields))].n
         manifest.parts = [dict(prefix=part.layout.prefix, tags=part.layout.tags, n=part.n, fields=part.fields,
                                failed=part.failed, gaps=part.gaps) for part in self.parts]
         manifest.gaps = {}   # those of a dataset of one part
-        key = f'{home}:~runs@{manifest.uid}#0'
+        key = f"{self.store.manifest_key.removesuffix(':meta')}:~runs@{manifest.uid}#0"
         manifest.runs,stored = self.pack_tables(key)
-        return manifest, {key:stored}
-
-# --- The writer of a new version
-
-class RedisReviser(RedisWriter):
-    """Writes samples or fields, and makes a new version of a dataset of them and of what is there
-
-    Nobody sees the new version before `commit`. If the process is killed, the same call continues."""
-    def __init__(self,
-        store:RedisReader, # The version that is there
-        change:Change # What becomes of it
-    ):
-        super().__init__(store.link, store.name)
-        self.place.manifest_key = store.manifest_key
-        self.store,self.change = store,change
-        self.needs_all = change.needs_all
-
-    def how_to_replace(self): return self.how_to_abandon()
-    def check_dataset(self, dataset, overwrite):
-        if dataset is None or dataset.uid!=self.store.manifest.uid: raise self.store.replaced_error(dataset is not None)
-
-    def checked_plan(self, plan):
-        self.change.check(self.store, plan)
-        return {**plan, 'stats':self.change.stats_field(self.store, plan),
-                'signature':f"{self.store.manifest.uid} {plan['signature']}"}
-
-    def known_labels(self, field):
-        if field not in self.store.fields: return []
-        return self.store.manifest.vocab.get(field)
-
-    def publish(self, manifest, run, tables):
-        version,parts = RedisVersion(self.store),[]
-        if manifest is not None: parts.append(NewPart(manifest, self.change.numbers))
-        self.check_dataset(self.place.committed(), False)
-        self.change.apply(version, parts)
-        revised,runs = version.finish(home_of(self.name, self.place.lock.tags))
-        return self.place.publish(revised, run, {**tables, **runs}, version.before, version.dropped)
-
-    def revise(self):
-        """Makes the new version of a change for which no samples have to be written; takes and releases the lock
-
-        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished, or as
-        `check_home` of `RedisPlace`."""
-        with self.place.locked():
-            self.place.clean_up()
-            self.place.check_home()
-            self.check_dataset(self.place.committed(), False)
-            if self.place.plan(): raise self._other_ingest()
-            self.publish(None, self.server_run(), {})
-
-    def clean(self):
-        "Removes what only the version before uses; its open stores raise `StoreNotFound` then. Raises `StoreBusy`"
-        with self.place.locked():
-            self.check_dataset(self.place.committed(), False)
-            self.place.clean_up(keep_before=False)
+        return manifest,{key:stored}

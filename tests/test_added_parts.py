@@ -1,5 +1,5 @@
 "Values that were added to shards, or changed: where they are, how they are read, and what happens if they are damaged"
-import io, json, pickle, shutil, zipfile, zlib
+import io, json, pickle, zipfile, zlib
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from fastai_remote.core import seal
 from fastai_remote.store.base import image_stats
 from fastai_remote.runs import GapTable
 from fastai_remote.store.cache import FileCache
+from fastai_remote.store.shard_index import ShardTable
 from fault_storage import flipped
 from in_memory import encoded
 from shard_helpers import files, ONE, put
@@ -29,7 +30,10 @@ def written(folder, n=N, **kwargs):
     return put(folder, samples, shuffle=False, maxcount=7, **kwargs)[0]
 
 def widened(store): return store.add_fields(small, ['png'], chunk=10, **ONE)
-def overlays(folder): return [path.name for path in sorted(folder.glob('.fastai_remote/.overlay*'))]
+def added(folder, generation='*'):
+    "The files of parts that a version, or any, has added"
+    return sorted(folder.glob(f'.fastai_remote/.part-{generation}-*'))
+def versions(folder): return sorted({int(path.name.split('-')[1]) for path in added(folder)})
 
 def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     store = widened(written(tmp_path/'d'))
@@ -42,52 +46,50 @@ def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     assert [store[i]['emb.npy'].tolist() for i in range(len(store))]==[[i]*3 for i in (*range(2, N), 30)]
     assert store.get_many([3,4,22], 'small.png', check=True)['small.png']==[png(5, 4),png(99, 4),png(30, 4)]
     assert RemoteDataset(store).to_tuple('more.u1', 'kind.cls').__getitems__([0,22])==[(2,0),(30,0)]
-    assert overlays(tmp_path/'d')==['.overlay-2-0','.overlay-4-0']
+    assert versions(tmp_path/'d')==[2,4]
     store = store.drop_fields(['small.png','emb.npy'])
-    assert store[0]['more.u1']==2 and overlays(tmp_path/'d')==['.overlay-2-0']
-    assert store.drop_fields('more.u1', 'kind.cls').fields==['png','cls','txt'] and not overlays(tmp_path/'d')
+    assert store[0]['more.u1']==2 and versions(tmp_path/'d')==[2]
+    assert store.drop_fields('more.u1', 'kind.cls').fields==['png','cls','txt'] and not added(tmp_path/'d')
 
 def test_a_source_with_splits_keeps_its_numbers(tmp_path):
     source = {'valid':[{'txt':f'v{i}'} for i in range(5)], 'train':[{'txt':f't{i}'} for i in range(20)]}
     store = put(tmp_path/'d', source, maxcount=4)[0].add_fields(lambda o: {'same.txt':o['txt']}, **ONE)
     assert all(row['txt']==row['same.txt'] for row in store[:]) and store.splits=={'valid':[0,5], 'train':[5,25]}
 
-def test_replaced_and_deleted_datasets_leave_no_overlay(tmp_path):
+def test_replaced_and_deleted_datasets_leave_no_added_part(tmp_path):
     for act in (lambda: written(tmp_path/'d', 5, overwrite=True), lambda: ShardStore.delete(tmp_path/'d')):
         before = widened(written(tmp_path/'d', overwrite=True))
-        assert before[3] and overlays(tmp_path/'d')
+        assert before[3] and added(tmp_path/'d')
         act()
-        assert not overlays(tmp_path/'d')
+        assert not added(tmp_path/'d')
         with pytest.raises(StoreNotFound, match='replaced|no dataset'):
             ShardStore(tmp_path/'d', uid=before.manifest.uid)
     assert not (tmp_path/'d').exists()
 
 def test_damage_is_found_and_named(tmp_path):
-    "What is not in the overlay is still read"
+    "What is not in the added part is still read"
     store = widened(written(tmp_path/'d'))
-    overlay = tmp_path/'d/.fastai_remote/.overlay-2-0'
     def opened(): return ShardStore(tmp_path/'d')
-    for file in [path for path in overlay.rglob('*') if path.is_file()]:
+    for file in added(tmp_path/'d', 2):
         content = file.read_bytes()
         file.write_bytes(flipped(content))
         assert opened().verify(num_workers=1).bad, file.name
         file.unlink()
-        if file.suffix in ('.tar','.fastai_remote'):
-            with pytest.raises((MissingSample,CorruptSample), match='^d: .*overlay-2-0'):
-                for i in range(N): opened().get_many([i], 'emb.npy', check=True)
+        with pytest.raises((MissingSample,CorruptSample), match='^d: .*part-2-'):
+            for i in range(N): opened().get_many([i], 'emb.npy', check=True)
         assert opened().get_many([3], 'png', check=True)['png']==[png(3)]
         file.write_bytes(content)
     assert not opened().verify(num_workers=1).bad
-    shard = overlay/'shard-000000.tar'
+    shard = added(tmp_path/'d', 2)[0]
     content = shard.read_bytes()
     shard.write_bytes(flipped(content, content.index(png(3, 4))+40))
-    message = "^d: sample 3, field 'small.png' in .fastai_remote/.overlay-2-0/shard-000000.tar at byte"
+    message = r"^d: sample 3, field 'small.png' in .fastai_remote/.part-2-\w{8}-000000.tar at byte"
     with pytest.raises(CorruptSample, match=message): opened().get_many([3], 'small.png', check=True)
-    shutil.rmtree(overlay)
-    with pytest.raises(MissingSample, match='overlay-2-0/manifest.json, of values that were added or changed, is not there'):
+    for file in added(tmp_path/'d'): file.unlink()
+    with pytest.raises(MissingSample, match=r'part-2-\w{8}-000000.tar.fastai_remote, the index of shard .* is not there'):
         opened()[3]
     assert store.get_many([3], 'png')['png']==[png(3)]
-    # fields of a lost overlay can be dropped
+    # fields of a lost part can be dropped
     edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy', 'more.u1', 'kind.cls')
     assert not edited.verify(num_workers=1).bad
 
@@ -108,7 +110,7 @@ def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
     assert ShardStore(tmp_path/'d')[:]==want and not store.verify(num_workers=0).bad
 
 def test_a_manifest_with_damaged_entries_of_tables_is_refused(tmp_path):
-    "Also if it has no overlays, and if its checksum was made anew"
+    "Also if it has no added parts, and if its checksum was made anew"
     written(tmp_path/'d').edit(drop=[0,3])
     file = tmp_path/'d'/'manifest.json'
     manifest = json.loads(file.read_text())
@@ -137,16 +139,29 @@ def test_a_table_of_gaps_has_as_many_samples_as_the_manifest(tmp_path):
     with pytest.raises(CorruptSample, match='gaps-2, which says .*: 21 samples, where the manifest has 22'):
         ShardStore(tmp_path/'d')[:]
 
-def test_an_overlay_is_beside_the_manifest(tmp_path):
-    "A manifest that was downloaded may name any folder"
+def test_an_added_part_is_in_our_own_folder(tmp_path):
+    "A manifest that was downloaded may name any files, and what is none; also more shards than a dataset can have"
     widened(written(tmp_path/'d'))
     file = tmp_path/'d'/'manifest.json'
     manifest = json.loads(file.read_text())
     del manifest['crc']
-    for folder in ('../other','/etc','.overlay-1-0/../..','overlay','', None, 3):
-        manifest['overlays'][0]['folder'] = folder
-        file.write_bytes(seal(manifest))
-        with pytest.raises(UnsupportedFormat, match='damaged: overlay 0'): ShardStore(tmp_path/'d')
+    entry = manifest['added'][0]
+    def opened(entry):
+        file.write_bytes(seal({**manifest, 'added':[entry]}))
+        return ShardStore(tmp_path/'d')
+    for wrong in None, 3, {**entry, 'fields':'txt'}, {**entry, 'fields':[1]}, {'fields':['txt']}:
+        with pytest.raises(UnsupportedFormat, match='damaged: part 1'): opened(wrong)
+    table = ShardTable.unpack(entry['shards'])
+    others = [table.name(k) for k in range(1, len(table))]
+    for name in '../other.tar','/etc/passwd','a/../../b.tar':
+        table.text = '\n'.join([name, *others]).encode()
+        store = opened({**entry, 'shards':table.pack()})
+        assert store.get_many([3], 'png')['png']==[png(3)]
+        with pytest.raises(CorruptSample, match='table of shards of part 1: the name of shard 0, .* leaves the folder'):
+            store[3]
+        assert 'part 1' in dict(store.check_rest())
+    with pytest.raises(CorruptSample, match='damaged table of shards of part 1'):
+        opened({**entry, 'shards':{**entry['shards'], 'n':'x'}})[3]
 
 def test_an_edit_leaves_the_copies_in_the_cache_in_use(tmp_path, faults):
     cache = FileCache(tmp_path/'cache')
@@ -162,7 +177,7 @@ def test_an_edit_leaves_the_copies_in_the_cache_in_use(tmp_path, faults):
     edited,after = read(N-1)
     assert before.items()<=after.items() and not edited.verify(num_workers=1).bad
 
-def test_overlays_on_a_remote_storage_are_kept_in_the_cache(tmp_path, faults):
+def test_added_parts_on_a_remote_storage_are_kept_in_the_cache(tmp_path, faults):
     widened(written('faulty://pets')).edit(drop=[0], set={'txt':{5:'new'}})
     for cache in (None, FileCache(tmp_path/'cache')):
         store = ShardStore('faulty://pets', cache=cache)
@@ -171,13 +186,11 @@ def test_overlays_on_a_remote_storage_are_kept_in_the_cache(tmp_path, faults):
         assert rows['small.png']==[png(i, 4) for i in range(1, N)]
         assert rows['txt']==[b'new' if i==5 else f'text {i}'.encode() for i in range(1, N)]
         assert not store.verify(num_workers=1).bad
-    overlay = store.manifest.overlays[0]
-    assert overlay['folder'] in str(faults.names('pets'))
-    assert overlay['uid'] and len({name.split('/')[0] for name in files(tmp_path/'cache') if name[0]!='.'})>1
+    assert '.part-2-' in str(faults.names('pets')) and '.part-3-' in str(files(tmp_path/'cache'))
     ShardStore.delete('faulty://pets')
     assert not faults.names('pets')
 
-def test_overlays_in_an_archive(tmp_path):
+def test_added_parts_in_an_archive(tmp_path):
     store = written(tmp_path/'d').edit(set={'txt':{3:'another'}})
     for folder in '','p/':
         with zipfile.ZipFile(tmp_path/'x.zip', 'w') as archive:
