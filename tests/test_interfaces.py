@@ -22,6 +22,10 @@ KW = dict(shuffle=False, num_workers=1, progress=False)
 class TestMemoryStore(StoreTests):
     def make(self): return in_memory(list(range(self.n)), example, 'numbers')
 
+class TestStoreWithoutLabels(StoreTests):
+    has_labels = False
+    def make(self): return in_memory(list(range(self.n)), self.sample, 'numbers')
+
 class TestRedisStore(StoreTests):
     @pytest.fixture(autouse=True)
     def place(self, server): self.server = server

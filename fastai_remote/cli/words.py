@@ -22,7 +22,7 @@ from ..core import StoreUnavailable
 from ..ingest.stores import RedisStore, ShardStore
 from ..source.arrays import array_samples
 from ..source.base import refuse_address
-from ..source.csv_files import csv_samples
+from ..source.csv_files import CSV_EXTENSIONS, csv_samples
 from ..source.drawings import drawing_samples
 from ..source.files import image_extensions, image_samples
 from ..source.frames import table_samples
@@ -263,7 +263,7 @@ def saved_dataset(folder):
 
 SOURCE_KINDS = { # a kind of source is one line here
     'images': SourceKind('image files', image_samples, tuple(sorted(image_extensions()))),
-    'csv': SourceKind('CSV files', csv_samples, ('.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz')),
+    'csv': SourceKind('CSV files', csv_samples, CSV_EXTENSIONS),
     'drawings': SourceKind('Quick, Draw! files', drawing_samples, ('.ndjson','.ndjson.gz','.ndjson.xz')),
     'tars': SourceKind('WebDataset tars', tar_samples,
                        ('.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2')),

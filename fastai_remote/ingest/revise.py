@@ -97,9 +97,7 @@ class _Columns(IndexedSource):
 
     def __len__(self): return self.n
     def read(self, numbers):
-        rows = zip(*(values[numbers] if isinstance(values, np.ndarray) else [values[i] for i in numbers.tolist()]
-                     for values in self.arrays.values()))
-        return [(f'sample {i}', dict(zip(self.arrays, row))) for i,row in zip(numbers.tolist(), rows)]
+        return [(f'sample {i}', {field:values[i] for field,values in self.arrays.items()}) for i in numbers.tolist()]
 
     def fingerprint(self):
         def digest(values):

@@ -292,13 +292,15 @@ def _source_notes(source, fields, options):
     "Remarks for the report, a list of `str`: those of the source, and without `vocab=` those on labels"
     notes = list(source.notes)
     if options.vocab is not None: return notes
-    known = _known_vocab(source, options)
-    lost = [field for field in known or () if field not in fields]
-    if lost: return [f'class names are left out: the samples have no field {lost[0]!r}', *notes]
+    known_vocab = _known_vocab(source, options) or {}
+    lacking = [field for field in known_vocab if field not in fields]
+    if lacking: return [f'class names are left out: the samples have no field {lacking[0]!r}', *notes]
     if source.label_notes is None: return notes
-    label,notes = fields.get('cls', {}),[*source.label_notes, *notes]
-    is_explained = known or any(note.startswith('class names') for note in notes)
-    if is_explained or not label.get('staged') or label['text']: return notes
+    notes = [*source.label_notes, *notes]
+    has_note = any(note.startswith('class names') for note in notes)   # that says why no names are known
+    label = fields.get('cls', {})
+    are_numbers = label.get('staged') and not label['text']
+    if known_vocab or has_note or not are_numbers: return notes
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first_samples(job, vocab, tries=100):

@@ -94,10 +94,10 @@ class StoreInputs:
 
         False for a list without any sample number, for which no store is read, and for a wrapper that passes on the
         attributes of a dataset, but has another length: its items are read one by one. True for an iterable dataset."""
-        try: same_length = dataset is self.items or len(dataset)==len(self.items)
+        try: is_wrapped = dataset is not self.items and len(dataset)!=len(self.items)
         except TypeError: return True   # an iterable dataset
-        is_list = isinstance(self.items, (list,L))
-        return same_length and not (is_list and not any(isinstance(o, (int,np.integer)) for o in self.items))
+        if is_wrapped: return False
+        return not isinstance(self.items, (list,L)) or any(isinstance(o, (int,np.integer)) for o in self.items)
 
     @property
     def stores(self)->list:

@@ -134,9 +134,9 @@ def _image(choice, img_cls=None):
     return Fetch(choice.field, choice.store, img_cls or choice.img_cls or PILImage, draw)
 
 def _image_or_mask(choice):
-    # Without a store it is not known yet whether the field has a vocabulary, and so holds masks
-    decide = choice.store is None and choice.field is not None and choice.img_cls is None
-    return [_image(choice), MaskCodes(True)] if decide else [_image(choice)]
+    "Reads an image; without a store, which would tell whether it is a mask, `MaskCodes` finds out later"
+    is_open = choice.store is None and choice.field is not None and choice.img_cls is None
+    return [_image(choice), MaskCodes(True)] if is_open else [_image(choice)]
 
 def _value(choice, *tfms, convert=None): return [Fetch(choice.field, choice.store, convert=convert), *tfms]
 

@@ -407,7 +407,7 @@ class IndexedSource(Source):
     ): # Iterable of `(name, raw)` with a length; an exception in place of `raw` makes the sample a failed one
         """The raw samples `numbers`, each with a name for messages
 
-        The iterable may read when it is iterated over, which happens in a worker."""
+        The iterable may read when it is iterated over, which happens in a worker; `RowsPart` does so with rows."""
         raise NotImplementedError
 
 class StreamedSource(Source):

@@ -302,12 +302,12 @@ class Deadline:
     def __getattr__(self, name):
         value = getattr(self._fs, name)
         if not callable(value): return value
-        # fsspec makes these methods out of coroutines, and cancels the coroutine when the time is over
-        is_cancelled = inspect.iscoroutinefunction(getattr(value, '__wrapped__', None))
+        # fsspec makes these methods out of coroutines: with `timeout`, it cancels the coroutine when the time is over
+        takes_timeout = inspect.iscoroutinefunction(getattr(value, '__wrapped__', None))
         def call(*args, **kwargs):
             seconds = self._deadline-monotonic()
             if seconds<=0: raise DeadlinePassed
-            if not is_cancelled: return self._call_in_thread(lambda: value(*args, **kwargs), seconds)
+            if not takes_timeout: return self._call_in_thread(lambda: value(*args, **kwargs), seconds)
             try: return value(*args, timeout=seconds, **kwargs)
             except fsspec.exceptions.FSTimeoutError: raise DeadlinePassed from None
         return call
