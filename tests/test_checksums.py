@@ -135,7 +135,7 @@ def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(client, 
                     assert 'd: ' in str(error)
                     found.add(key.split(b':')[0])
                 client.restore(key, 0, whole, replace=True)
-    assert len(found)==4 and not is_damaged(server.url)   # keys of four parts
+    assert len(found)==5 and not is_damaged(server.url)   # keys of five parts
 
 def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
     "Also by a store that was opened before, and where the bit, as one of an escape, does not change what it says"

@@ -393,7 +393,7 @@ def test_a_traceback_can_be_asked_for():
 
 # Options
 
-ONLY_HERE = {'json','traceback','yes','kind','resize','help','port','memory','words'}
+ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words'}
 
 def parameters():
     "The parameters of the functions of the package that commands call"
@@ -680,6 +680,23 @@ def test_doctor_names_missing_rights_and_writes_nothing(fresh, monkeypatch, cli)
     for right in 'exec','multi','watch','unwatch','expire':   # each command that a writer sends is tried
         out = doctor('pets', f'without-{right}', *rules['writer'].split(), f'-{right}')
         assert f'may not write pets: its access list (ACL) needs +{right}' in out
+
+def test_doctor_lists_keys_and_files_that_nothing_needs(fresh, tmp_path, cli):
+    "Those of a part that no register has, and of an edit that was killed; not those of others, nor of an ingest"
+    client = redis.Redis.from_url(fresh.url)
+    to_redis([{'txt':f'{i}'} for i in range(5)], fresh.url, 'd', **QUIET)
+    RedisStore(fresh.url, 'd').edit(drop=[0], set={'txt':{1:'new'}})
+    client.set('other@0123456789abcdef:txt:0', 'theirs')
+    def out(*words): return cli('doctor', *words, '--leftovers')[1]
+    assert '  leftovers: all keys of datasets are needed' in out(fresh.url)
+    for key in 'd@0123456789abcdef:txt:3','d:ingest:0123456789abcdef:record:0': client.set(key, 'x')
+    found = re.search(r'- leftovers: 2 keys are not needed: .*', out(fresh.url))[0]
+    assert 'd@0123456789abcdef:txt:3' in found and 'record:0' in found and client.exists('d@0123456789abcdef:txt:3')
+    folder = tmp_path/'d'
+    to_shards([{'txt':f'{i}'} for i in range(5)], folder, **QUIET)
+    assert '  leftovers: all files of datasets are needed' in out(folder)
+    (folder/'.fastai_remote/.part-2-0123abcd-000000.tar').write_bytes(b'')
+    assert re.search(r'- leftovers: 1 files are not needed: .*\.part-2-0123abcd-000000.tar', out(folder))
 
 @pytest.mark.slow
 def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):

@@ -14,8 +14,8 @@ from hypothesis import example, given, strategies as st
 from conftest import class_of, examples, wait_for
 from fastai_remote import (
     CorruptSample, IngestError, RandomStoreSplitter, RedisStore, ShardBlock, ShardStore, StoreBusy,
-    StoreError, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat, get_remote_items,
-    image_samples, index_shards, shrink, to_redis, to_shards)
+    StoreError, StoreExists, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat,
+    get_remote_items, image_samples, index_shards, shrink, to_redis, to_shards)
 from fastai_remote.core import seal
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.shard_index import ShardManifest
@@ -206,7 +206,7 @@ def test_a_commit_without_all_chunks_leaves_no_failures_behind(tmp_path):
         one.put(np.array([number]), {'txt':[b'a'], 'txt.crc':np.array([zlib.crc32(b'a')], np.uint32)})
         one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[[number+1,number+2]]), [(f'sample {number+1}','bad')])
     write(0)
-    with pytest.raises(StoreError, match='1 chunks are not written'): writer.commit()
+    with pytest.raises(StoreError, match="1 chunks of 'd' are not written"): writer.commit()
     assert not [name for name in names(tmp_path/'d') if 'failures' in name]
     write(1)
     writer.commit()

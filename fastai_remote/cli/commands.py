@@ -355,7 +355,9 @@ def serve(args,
 @command('[URL [NAME]]', examples="""
       fastai_remote doctor
       fastai_remote doctor redis://localhost pets""")
-def doctor(args):
+def doctor(args,
+    leftovers:bool=False # Look for keys or files that nothing needs; in Redis, this reads the name of every key
+):
     """Look for what is wrong or slow: with the installation, a server, a folder, the rights.
 
     It changes nothing. Lines with - cost something, or may; lines with ! are problems, and make the exit code 3.
@@ -363,7 +365,7 @@ def doctor(args):
     findings = check_machine()
     if args.words:
         place, = places_of(args, optional_name=True)
-        findings = chain(findings, (check_server if place.is_redis else check_folder)(place))
+        findings = chain(findings, (check_server if place.is_redis else check_folder)(place, leftovers))
     findings = list(findings)
     show(args, dict(versions=installed(), findings=[asdict(o) for o in findings]), '\n'.join(map(str, findings)))
     if any(o.level=='problem' for o in findings): raise Damage()

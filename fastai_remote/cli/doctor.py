@@ -20,6 +20,8 @@ from ..clock import monotonic
 from ..core import size_str, StoreError
 from ..store.redis_acl import missing_rights, READ_COMMANDS, WRITE_COMMANDS
 from ..store.server import find_server
+from ..write.leftovers import leftover_keys
+from ..write.shards_admin import leftover_files
 
 @dataclass
 class Finding:
@@ -83,10 +85,10 @@ def check_machine():
 
 # A user may be without the right to ask a server about itself. What that concerns is then left out, or named.
 
-def check_server(place:Place):
+def check_server(place:Place, leftovers:bool=False):
     """Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`, `UsageError`
 
-    If the place has a name, the rights on this dataset are checked, too."""
+    If the place has a name, the rights on this dataset are checked, too. With `leftovers`, all keys are looked at."""
     link = place.link
     link.find_cluster()
     kind = ' (a cluster)' if link.is_cluster else ''
@@ -99,6 +101,8 @@ def check_server(place:Place):
             if len(masters)>1: finding.what = f"{finding.what} of {node['host']}:{node['port']}"
             yield finding
     if place.name: yield from check_rights(link, place.name)
+    if leftovers: yield _check_leftovers(leftover_keys(link), 'keys', 'no register and no dataset names them, so that '
+                                         'nothing removes them; `UNLINK` of redis-cli does')
 
 def _answer_ms(link, name):
     "Milliseconds until the server of a `RedisLink` answers: the median of five requests for the manifest of a dataset"
@@ -192,9 +196,18 @@ def check_rights(link, name:str):
         if not missing: yield ok('rights', f'this user may {what} {name}')
         else: yield note('rights', f"this user may not {what} {name}: its access list (ACL) needs {' '.join(missing)}")
 
+def _check_leftovers(names, what, then):
+    "The finding about `names`, an iterator of keys or files that nothing needs"
+    n,examples = 0,[]
+    try:
+        for n,name in enumerate(names, 1): examples += [name] if n<=5 else []
+    except StoreError as e: return problem('leftovers', str(e))
+    if not n: return ok('leftovers', f'all {what} of datasets are needed, or are those of an ingest')
+    return note('leftovers', f"{n:,} {what} are not needed: {then}: {', '.join(examples)}{', …' if n>5 else ''}")
+
 # --- A folder of shards
 
-def check_folder(place:Place):
+def check_folder(place:Place, leftovers:bool=False):
     """Yields a `Finding` for each thing to know about a folder of shards, which need not exist yet
 
     A dataset that cannot be opened is one. Raises `StoreUnavailable` if the folder cannot be listed, and
@@ -203,6 +216,8 @@ def check_folder(place:Place):
     has_dataset = ' and a dataset' if place.has_dataset else ', and no dataset'
     yield ok('folder', f'{storage.url} has {len(storage.names()):,} files{has_dataset}')
     if storage.local: yield from _check_disk(storage.path())
+    if leftovers:
+        yield _check_leftovers(leftover_files(storage), 'files', 'a call was killed, and the next change removes them')
     if not place.has_dataset: return
     try: yield ok('dataset', f'{len(place.store()):,} samples')
     except StoreError as e: yield problem('dataset', str(e))

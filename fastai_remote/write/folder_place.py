@@ -142,19 +142,29 @@ class FolderPlace(Place):
 
         Shards go before the indices that mark them as ours, and the plan goes last. If it is damaged, nobody knows what
         it needs, and nothing is removed, except with `drop`."""
-        dataset,needed = self.committed(),set(keep)
-        try: plan = None if drop else self._plan(dataset)
+        try: plan,shards,files = self.unneeded(keep_before, keep, drop)
         except CorruptSample: return False
-        if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
-        def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
         self._remove_begun()
-        if plan and self.foreign: return False   # indices are named as the shards of others
-        if not self.foreign: self.storage.remove(list(filter(is_unneeded, own_shards(self.storage, self.hidden))))
-        self.hidden.remove([name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)])
+        self.storage.remove(shards)
+        self.hidden.remove(files)
         if plan: return False
         state = sorted(filter(STATE_FILE.match, self.hidden.names('.ingest')))
         self.hidden.remove([f'.ingest/{name}' for name in state])
         return bool(state)
+
+    def unneeded(self,
+        keep_before:bool=True, # As in `clean_up`
+        keep=(), # As in `clean_up`
+        drop:bool=False # As in `clean_up`
+    )->tuple: # The plan of the unfinished ingest, or `None`; names of shards; names of files in our own folder
+        "What neither the dataset nor an unfinished ingest needs; raises `CorruptSample` if nobody knows"
+        dataset,needed = self.committed(),set(keep)
+        plan = None if drop else self._plan(dataset)
+        if plan and self.foreign: return plan,[],[]   # indices are named as the shards of others
+        if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
+        def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
+        shards = [] if self.foreign else list(filter(is_unneeded, own_shards(self.storage, self.hidden)))
+        return plan,shards,[name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)]
 
     def _remove_begun(self):
         "Removes files that a process has begun and not published"

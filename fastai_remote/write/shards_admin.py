@@ -18,6 +18,13 @@ from .shard_files import owns_labels, PLAN_FILE, RECORD_FILE
 # is written before that. If the process is killed, the same call continues with it. Of shards that others wrote, only
 # the manifest and the files of the index are removed.
 
+def leftover_files(
+    storage:Storage # The folder
+)->list:
+    "Names of files of ours that nothing needs, as a call was killed: the next change removes them"
+    _,shards,files = _place(storage).unneeded()
+    return [*shards, *(f'{INDEX_FOLDER}/{name}' for name in files)]
+
 def delete_shards(
     url:str|Storage, # The folder
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
