@@ -6,8 +6,10 @@ from fastai.vision.all import io, test_is
 from fastcore.test import expect_fail, test_close, test_eq
 from fastai_remote.codec.arrays import NpyCodec, NpzCodec
 from fastai_remote.codec.fields import get_codec, infer_codec, is_image
+from fastai_remote.codec.numbers import FixedCodec, LabelCodes
 from fastai_remote.codec.pixels import jpeg_header, JpegSource, PixelSource, read_pixels
 from fastai_remote.codec.sequences import StrokeSequence
+from fastai_remote.codec.stats import has_stats, ImageStats
 from fastai_remote.codec.text import JsonCodec, LabelsCodec, TextCodec
 from fastai_remote.codec.webdataset import check_members, field_of, parse_number, split_name
 
@@ -81,3 +83,37 @@ def test_codec_webdataset():
     test_eq([field_of(o) for o in ('cls.txt','age.f4.json','meta.json')], ['cls','age.f4','meta.json'])
     with expect_fail(ValueError, contains='WebDataset would read the members of both'):
         check_members('d', {'a.txt':{'dtype':None}, 'A.txt':{'dtype':None}})
+
+def test_codec_numbers():
+    test_eq(FixedCodec('u1', 'u1').to_array([0, 255]), np.array([0,255], np.uint8))
+    with expect_fail(ValueError, contains='age: 256 does not fit uint8'): FixedCodec('age', 'u1').to_array([256])
+    with expect_fail(ValueError, contains='age: 1.5 does not fit'): FixedCodec('age', 'i4').to_array([1.5])
+    with expect_fail(ValueError, contains='age: 1e+300 does not fit float32, which would make inf of it'):
+        FixedCodec('age', 'f4').to_num(1e300)
+    with expect_fail(ValueError, contains='age: 9007199254740993 does not fit float64'):
+        FixedCodec('age', 'f8').to_num(2**53+1)
+    with expect_fail(ValueError, contains='would lose its imaginary part'): FixedCodec('age', 'f8').to_num(1+2j)
+    with expect_fail(TypeError, contains="want a number, got 'x'"): FixedCodec('age', 'f4').to_num('x')
+    FixedCodec('age', 'f4').to_array([.1, 3])
+    codes = LabelCodes('cls', ['cat','dog'])
+    test_eq([codes('dog'), codes(0)], [1,0])
+    test_eq(LabelCodes('cls', [3,7])(7), 1)
+    with expect_fail(ValueError, contains="label 2 is not in the vocab of 'cls', which has 2"): codes(2)
+
+def test_codec_stats():
+    rng = np.random.default_rng(0)
+    arrs = [rng.integers(0, 200, (30+k,40,3), np.uint8) for k in range(6)]
+    a,b = ImageStats(),ImageStats()
+    for k,o in enumerate(arrs): (a if k%2 else b).add(Image.fromarray(o))
+    a += ImageStats.from_text(b.to_text())
+    s = a.summary()
+    test_close(s['mean'], np.mean([o.mean((0,1)) for o in arrs], 0)/255, eps=1e-5)
+    mean_square = np.mean([((o/255)**2).mean((0,1)) for o in arrs], 0)
+    test_close(s['std'], np.sqrt(mean_square-np.array(s['mean'])**2), eps=1e-4)
+    test_eq((s['n'], s['width'], s['height']), (6, [40,40.,40], [30,32.5,35]))
+
+    grey = ImageStats()
+    grey.add(Image.new('1', (5,5), 1))
+    test_eq((grey.summary()['mean'], grey.summary()['grey']), ([1.], [1.,0.]))
+    test_eq([sum(map(has_stats, range(n))) for n in (128,256,1024,50_000)], [128,192,320,674])
+    repr({k:v for k,v in s.items() if k!='image'})

@@ -1,20 +1,17 @@
 "What each module of `load` does, in short: examples that were tried first"
 import io, itertools, pickle, random, tempfile
-import numpy as np
-from PIL import Image
+import fastai_remote.block
 from accelerate import Accelerator
-from fastai.data.core import Datasets
 from fastai.torch_core import TensorImageBW
-from fastai.vision.all import AddMaskCodes, DataLoaders, FlipItem, IntToFloatTensor, L, noop, PILBase, PILImage
-from fastai.vision.all import Resize, TensorCategory, TensorImage, TensorMask, torch, ToTensor, Transform
-from fastai.vision.core import PILImageBW
-from fastcore.test import expect_fail, test_eq, test_is, test_ne
+from fastai.vision.all import AddMaskCodes, DataLoaders, Datasets, expect_fail, FlipItem, Image, IntToFloatTensor, L
+from fastai.vision.all import noop, np, PILBase, PILImage, PILImageBW, Resize, TensorCategory, TensorImage
+from fastai.vision.all import TensorMask, test_eq, torch, ToTensor, Transform
+from fastcore.test import test_is, test_ne
 from torch.utils.data import DataLoader
 from unittest import mock
-import fastai_remote.block   # gives `DataLoaders` our methods
 from fastai_remote.codec.pixels import TURNS
 from fastai_remote.codec.sequences import StrokeSequence
-from fastai_remote.core import MissingSample
+from fastai_remote.core import MissingSample, UnknownField
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.batch import Batch, BatchReader, StoreInputs
@@ -291,3 +288,21 @@ def test_load_targets():
     test_eq(StoreCategorize('cls', ['b','a']).vocab, ['b','a'])
     test_eq(ArraySetup().decodes(torch.tensor([1.,2.])), (1.,2.))
     test_eq(type(ArraySetup().decodes(torch.zeros(3,4))), ShownArray)
+
+def test_load_fetch_transform():
+    def png(i):
+        f = io.BytesIO()
+        Image.fromarray(np.full((8,8), i, np.uint8)).save(f, 'PNG')
+        return f.getvalue()
+
+    columns = {'png':[png(i) for i in range(100)], 'cls':np.arange(100, dtype=np.uint8)%3}
+    store = MemoryStore(columns, 'greys', vocab={'cls':['a','b','c']})
+    items = get_remote_items(store)
+    splits = [SplitOrder(range(0,80)), SplitOrder(range(80,100))]
+    dsets = Datasets(items, [[Fetch('png', img_cls=PILImageBW)], [Fetch('cls')]], splits=splits)
+    x,y = dsets.valid[3]
+    test_eq((np.array(x)[0,0], y), (83, store.vocab[83%3]))
+    test_eq(np.array(Fetch('png', store, PILImageBW)({'png':png(5), 'cls':'a'})), np.array(x)-78)
+    with expect_fail(UnknownField, contains="greys: no field 'jpg'; there are 'png', 'cls'"):
+        Datasets(items, [[Fetch('jpg')]])
+    repr(x)

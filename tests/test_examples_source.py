@@ -1,21 +1,25 @@
 "What each module of `source` does, in short: examples that were tried first"
-import tempfile
-import PIL.Image as Image
+import csv, gzip, json, lzma, pickle, tempfile
 import numpy as np
 import pandas as pd
 import tempfile as tmp
+from PIL import Image
 from datetime import date
 from decimal import Decimal
 from fastcore.test import expect_fail, test_eq
 from functools import partial
 from pathlib import Path
 from torch.utils.data import ConcatDataset, Subset
+from fastai_remote.codec.strokes import simplify
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.source.arrays import array_samples
 from fastai_remote.source.base import as_sample, fn_fingerprint, IndexedSource
 from fastai_remote.source.columns import Column, ColumnOptions, ColumnType, file_format, image_format, LoadRow
 from fastai_remote.source.columns import TablePlan
+from fastai_remote.source.csv_files import csv_samples
 from fastai_remote.source.datasets import as_source
+from fastai_remote.source.drawings import _grouped, _LoadDrawing, drawing_samples
+from fastai_remote.source.frames import table_samples
 from fastai_remote.source.torch_items import class_names, DatasetSource, flat_items, opened_files, original_file
 
 def test_source_arrays():
@@ -134,3 +138,72 @@ def test_source_torch_items():
     sample = source.as_is(raw)
     test_eq(bytes(sample['jpg']), (folder/'a.jpg').read_bytes())
     repr({field:getattr(value, 'shape', None) for field,value in sample.items()})
+
+def test_source_csv_files():
+    d = Path(tempfile.mkdtemp())
+    for i in range(3): Image.new('L', (4,4), i).save(d/f'{i}.png')
+    (d/'labels.csv').write_text('name,label\n0,cat sat\n1,dog\n2\n')
+    src = csv_samples(d/'labels.csv', 'name', 'label', label_delim=' ', folder=d, suff='.png')
+    part, = src.stream(10)
+    labels = [(name,src.load(raw)['labels']) for name,raw in part[:2]]
+    test_eq(labels, [('labels.csv:2',['cat','sat']), ('labels.csv:3',['dog'])])
+    test_eq(str(part[2]), "('labels.csv:4', ValueError('1 columns where the header has 2'))")
+    test_eq(next(csv_samples(d/'labels.csv').stream(1)), [('labels.csv:2',{'name':'0','label':'cat sat'})])
+    with expect_fail(ValueError, contains="labels.csv: no column 'kind'; there are name, label"):
+        list(csv_samples(d/'labels.csv', 'kind').stream(1))
+    repr(src)
+
+def test_source_drawings():
+    a = np.linspace(0, 2*np.pi, 200)
+    circle = [(300+80*np.cos(a)).tolist(), (200+50*np.sin(a)).tolist(), list(range(200))]
+    def line(**changes):
+        entry = {'word':'cat', 'key_id':'5152802093400064', 'recognized':True, 'drawing':[circle], **changes}
+        return json.dumps(entry).encode()
+    load = _LoadDrawing(True, None)
+    (_,good),(_,bad) = _grouped([('a:1', None, line()), ('a:2', None, line(drawing=[[[1,2],[3]]]))])
+    o = load(good)
+    test_eq((o['cls'], o['id'], o['recognized.u1']), ('cat', 5152802093400064, 1))
+    test_eq(o['strokes'], simplify([circle]))
+    with expect_fail(ValueError, contains='differ in length'): load(bad)
+    d = Path(tempfile.mkdtemp())
+    spiral = [np.array([[60,120,200],[20,60,30]], np.uint8)]
+    (d/'cat.ndjson').write_bytes(b'\n'.join([*[line(key_id=str(i)) for i in range(100)], b'{"damaged', b'']))
+    drawing = json.dumps([s.tolist() for s in spiral])
+    rows = [['US', drawing, str(1000+i), 'False', '2017-03-08', 'spiral'] for i in range(70)]
+    with open(d/'spiral.csv', 'w', newline='') as f:
+        header = ['countrycode','drawing','key_id','recognized','timestamp','word']
+        csv.writer(f, lineterminator='\n').writerows([header, *rows])
+    src = drawing_samples(d)
+    test_eq([src[i]['id'] for i in (0,99,101,170)], [0,99,1000,1069])
+    test_eq(src[150]['strokes'], spiral)
+    part = pickle.loads(pickle.dumps(src.read(np.array([150,98,99,100]))))
+    (a,_),*_,(b,bad) = part
+    test_eq((len(part), a, b), (4, 'spiral.csv:51', 'cat.ndjson:101'))
+    with expect_fail(ValueError, contains='Unterminated string'): src.load(bad)
+    repr(src)
+    some = drawing_samples(d/'cat.ndjson', times=True, max_per_class=3)   # and the damaged line, which has no word
+    o = some[0]
+    test_eq((len(some), o['points.npy'].shape, o['points.npy'][[0,-1],2:].tolist()), (4, (200,4), [[0,0],[199,1]]))
+    test_eq(drawing_samples(d/'spiral.csv', keep=['countrycode'])[0]['countrycode.cls'], 'US')
+    for f,op in (('cat.ndjson',gzip.open), ('spiral.csv',lzma.open)):
+        with op(d/f'z{f}{".gz" if op is gzip.open else ".xz"}', 'wb') as h: h.write((d/f).read_bytes())
+    zs = [d/'zcat.ndjson.gz',d/'zspiral.csv.xz']
+    src = drawing_samples(zs, 'png', size=64)
+    parts = list(src.stream(50))
+    test_eq([len(p) for p in parts], [50,50,50,21])
+    test_eq([src.load(r)['cls'] for _,r in parts[0][:4]], ['cat','spiral']*2)
+    zs[0].write_bytes(zs[0].read_bytes()[:-50])
+    with expect_fail(OSError, contains='zcat.ndjson.gz: truncated or damaged'): list(src.stream(50))
+    repr(src)
+
+def test_source_frames():
+    folder = Path(tempfile.mkdtemp())
+    table = pd.DataFrame({'name':['a.jpg','b.jpg','c.jpg'], 'label':pd.Categorical(['cat','dog','cat'], ['dog','cat'])})
+    table['is_valid'] = [False,True,False]
+    src = table_samples(table)
+    test_eq([c.field for c in src.plan.columns], ['name.txt','cls','is_valid.u1'])
+    test_eq(src.as_is_vocab, {'cls':['dog','cat']})
+    src = table_samples(table, fn_col='name', label_col='label', folder=folder, valid_col='is_valid')
+    test_eq((src.vocab, src.splits), ({'cls':['dog','cat']}, {'train':[0,2],'valid':[2,3]}))
+    for name in table['name']: (folder/name).write_bytes(b'the file '+name.encode())
+    repr([src.load(raw) for _,raw in src.read(np.arange(3))])

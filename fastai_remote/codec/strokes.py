@@ -13,7 +13,7 @@ import numpy as np
 
 from .base import Encoded
 
-# %% ../../nbs/codec/05_strokes.ipynb #3e2c02b5
+# %% ../../nbs/codec/05_strokes.ipynb #878e1b92
 def as_strokes(
     o:list # Arrays or lists of shape (2,n) with whole numbers from 0 to 255, n at least 1
 )->list: # `uint8` arrays of shape (2,n)
@@ -46,6 +46,7 @@ def _as_stroke(o, i):
         raise ValueError(f'stroke {i}: want whole numbers from 0 to 255; simplify(…) makes them')
     return stroke
 
+# %% ../../nbs/codec/05_strokes.ipynb #7f473741
 _one_byte = [bytes([n]) for n in range(128)]
 
 def _pack_number(n):
@@ -96,7 +97,7 @@ def unpack_strokes(
         i = j
     return strokes
 
-# %% ../../nbs/codec/05_strokes.ipynb #1e57388d
+# %% ../../nbs/codec/05_strokes.ipynb #043c12dc
 def flatten_drawings(
     drawings:list # Each a list of strokes: lists of x, y and perhaps times
 )->tuple: # x and y of all points (float64), number of points of each stroke, number of strokes of each drawing
@@ -128,6 +129,7 @@ def _as_floats(numbers):
     except TypeError: pass
     raise ValueError('points that are no numbers')
 
+# %% ../../nbs/codec/05_strokes.ipynb #6c5c3304
 def _align(x, y, counts, stroke_counts):
     """Returns `(x, y)` of all points, with each drawing moved to 0 and scaled so that its largest value is 255
 
@@ -169,6 +171,7 @@ def _resample(x, y, counts):
     at[last_index] = position[ends-1]
     return np.interp(at, position, x),np.interp(at, position, y),last_index+1
 
+# %% ../../nbs/codec/05_strokes.ipynb #82d2454f
 def _distances(x, y, first, last, inner, counts):
     """The distance of each of the points `inner` from its line, in units of `x` and `y`
 
@@ -221,6 +224,7 @@ def _simplify_lines(x, y, ends, eps):
         keep[farthest] = True
         first,last = np.concatenate([first[split],farthest]),np.concatenate([farthest,last[split]])
 
+# %% ../../nbs/codec/05_strokes.ipynb #50143ece
 def simplify_flat(
     x:np.ndarray, # x of all points, as `flatten_drawings` returns it, and so on
     y:np.ndarray, # y of all points

@@ -25,7 +25,7 @@ from ..store.storage import as_storage
 from ..write.redis import RedisWriter
 from ..write.shards import ShardWriter
 
-# %% ../../nbs/ingest/04_copy.ipynb #5c36b616
+# %% ../../nbs/ingest/04_copy.ipynb #453e5660
 _INGEST_OPTIONS = [field.name for field in fields(IngestOptions) if field.name!='fn']
 _FOLDER_OPTIONS,_SHARD_OPTIONS = ['timeout','storage_options'],['maxsize','maxcount']
 
@@ -54,6 +54,7 @@ def _shard_writer(url, name, options):
     writer = ShardWriter(as_storage(url, **_picked(options, _FOLDER_OPTIONS)), **_picked(options, _SHARD_OPTIONS))
     return writer,partial(ShardReader, writer.storage)
 
+# %% ../../nbs/ingest/04_copy.ipynb #c009cb54
 def map_store(
     store:Store, # The dataset to read
     fn, # As in `DatasetOps.map`, like what follows
@@ -75,6 +76,7 @@ def map_store(
     report.open_store = open_store
     return report
 
+# %% ../../nbs/ingest/04_copy.ipynb #35c33f9c
 def resize_store(
     store:Store, # The dataset to read
     size:int, # As in `DatasetOps.resize`, like what follows
@@ -101,6 +103,7 @@ def resize_store(
     if codec is None: codec = before if before=='raw' or getattr(get_codec(before), 'fmt', None) else 'png'
     return map_store(store, shrink(size, quality, codec, [field]), url, name, **kwargs)
 
+# %% ../../nbs/ingest/04_copy.ipynb #fb162c19
 def copy_store(
     store:Store, # The dataset to read
     url:str|RedisLink, # As in `DatasetOps.copy`, like what follows

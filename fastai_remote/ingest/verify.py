@@ -17,7 +17,7 @@ from ..parallel import parallel_map
 from ..store.base import decode_value, field_codec, Store
 from ..store.connection import Opener
 
-# %% ../../nbs/ingest/06_verify.ipynb #95ce27dc
+# %% ../../nbs/ingest/06_verify.ipynb #d9c22296
 @dataclass
 class VerifyReport:
     "What `verify` found"
@@ -51,6 +51,7 @@ class VerifyReport:
             if found: html += html_table(title, dict(found[:10]))
         return html
 
+# %% ../../nbs/ingest/06_verify.ipynb #087c97b4
 def verify_store(
     store:Store, # The dataset to check
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
@@ -81,6 +82,7 @@ def verify_store(
     report.seconds = monotonic()-started
     return report
 
+# %% ../../nbs/ingest/06_verify.ipynb #cec3aa14
 def _verify_range(opener, start, stop, batch=128):
     """Check samples `start` to `stop`-1; returns `(samples, bad, failures)`: how many there are, and how many are bad
 

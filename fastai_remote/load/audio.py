@@ -26,7 +26,7 @@ from ..core import StoreError
 from .fetch_transform import Fetch
 from ..store.base import corrupt_value
 
-# %% ../../nbs/load/22_audio.ipynb #688df2fa
+# %% ../../nbs/load/22_audio.ipynb #b2bf0ff1
 AUDIO_FILES = 'wav','flac','mp3','ogg','opus','m4a'   # last parts of the names of fields with recordings
 
 def is_audio(
@@ -49,6 +49,7 @@ def audio_floats(
                          f'{a.dtype}: convert it when it is written, such as by .astype(np.float32)')
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
+# %% ../../nbs/load/22_audio.ipynb #daf97e2e
 _NO_LENGTH = 0xFFFFFFFF # What ffmpeg writes as a length into a pipe, where it cannot go back
 _PCM,_EXTENSIBLE = 1,0xFFFE # Formats of wav files: whole numbers; a format whose name follows
 _EXTENSIBLE_PCM = bytes.fromhex('0100000000001000800000aa00389b71')   # the name of whole numbers
@@ -91,6 +92,7 @@ def _wav_chunks(b):
         start += size+size%2
     raise ValueError(f'a damaged wav file of {len(b):,} bytes: it has no values')
 
+# %% ../../nbs/load/22_audio.ipynb #40d54545
 def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
@@ -171,7 +173,7 @@ def _audio_of(o):
     res.rate = rate
     return res
 
-# %% ../../nbs/load/22_audio.ipynb #3cd5e080
+# %% ../../nbs/load/22_audio.ipynb #987e9a6d
 class CropAudio(RandTransform):
     """Crops recordings to `n` values, at random in training and otherwise in the middle
 
@@ -200,6 +202,7 @@ def _padded(x, n):
     res.rate = x.rate
     return res
 
+# %% ../../nbs/load/22_audio.ipynb #7e2cba21
 def pad_audio(
     samples:list # Tuples, some of whose items are `TensorAudio`
 )->list: # The same, with recordings of one length
@@ -218,6 +221,7 @@ def pad_audio(
         for sample in samples: sample[position] = _padded(sample[position], longest)
     return [tuple(sample) for sample in samples]
 
+# %% ../../nbs/load/22_audio.ipynb #ff664926
 def _audio_grid(n, max_n, nrows, ncols, figsize):
     "List of axes for `n` recordings, at most `max_n`; `nrows`, `ncols` and `figsize` are chosen where they are `None`"
     n = min(n, max_n)

@@ -11,11 +11,12 @@ __all__ = ['mix', 'RandomMix', 'RoundRobin']
 from bisect import bisect
 
 import numpy as np
+from fastcore.basics import patch
 
 from .epochs import seed_of, share_of, rank_and_world_size
 from .stream import Pipeline, RemoteStream, StreamInput
 
-# %% ../../nbs/load/16_mix.ipynb #e2f448fb
+# %% ../../nbs/load/16_mix.ipynb #a5de5f23
 def _common_vocabs(streams):
     """`StreamInput.vocabs` of all `streams` together
 
@@ -31,6 +32,7 @@ def _common_vocabs(streams):
                              'same list of labels: RemoteDataset(store, vocab=[…])')
     return {field:labels for field,(_,labels) in result.items()}
 
+# %% ../../nbs/load/16_mix.ipynb #d4df7f6d
 class _MixInput(StreamInput):
     "The samples of several streams, as the source of a `RemoteStream`; `end` is as for `mix`"
     def __init__(self, streams, weights, end):
@@ -75,28 +77,32 @@ class _MixInput(StreamInput):
                 del left[last]
                 last -= 1
 
-    def _member(self, k, key, consumer, n_pass):
-        "Iterator of `(origin, sample)` of stream `k` in pass `n_pass` of the epoch, from 0, for `consumer`"
-        stream = self.streams[k]
-        own = () if stream.seed is None else (stream.seed,)
-        return stream.start((*own, *key, k, n_pass), consumer)
+# %% ../../nbs/load/16_mix.ipynb #5c0dcaf8
+@patch
+def _member(self:_MixInput, k, key, consumer, n_pass):
+    "Iterator of `(origin, sample)` of stream `k` in pass `n_pass` of the epoch, from 0, for `consumer`"
+    stream = self.streams[k]
+    own = () if stream.seed is None else (stream.seed,)
+    return stream.start((*own, *key, k, n_pass), consumer)
 
-    def _in_turn(self, left, last, weights): return (last+1)%len(left)
+@patch
+def _in_turn(self:_MixInput, left, last, weights): return (last+1)%len(left)
 
-    def _at_random(self, key, consumer):
-        """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
+@patch
+def _at_random(self:_MixInput, key, consumer):
+    """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
 
-        `left` are the numbers of the streams that have samples left, and `last` is not used."""
-        rng = np.random.default_rng(seed_of(*key, len(self.streams), consumer.rank, consumer.worker))
-        bounds,draws = {},[]
-        def choose(left, last, weights):
-            if len(left) not in bounds: bounds[len(left)] = np.cumsum([weights[k] for k in left]).tolist()
-            limits = bounds[len(left)]
-            if not draws: draws.extend(rng.random(1024).tolist())
-            return min(bisect(limits, draws.pop()*limits[-1]), len(left)-1)
-        return choose
+    `left` are the numbers of the streams that have samples left, and `last` is not used."""
+    rng = np.random.default_rng(seed_of(*key, len(self.streams), consumer.rank, consumer.worker))
+    bounds,draws = {},[]
+    def choose(left, last, weights):
+        if len(left) not in bounds: bounds[len(left)] = np.cumsum([weights[k] for k in left]).tolist()
+        limits = bounds[len(left)]
+        if not draws: draws.extend(rng.random(1024).tolist())
+        return min(bisect(limits, draws.pop()*limits[-1]), len(left)-1)
+    return choose
 
-# %% ../../nbs/load/16_mix.ipynb #3c2a8898
+# %% ../../nbs/load/16_mix.ipynb #2edb56a9
 def mix(
     datasets, # `RemoteDataset`s and streams, each with its own steps; those that call `shuffle` are in random order
     weights:list=None, # How often each is drawn, positive numbers; default: their numbers of samples
@@ -148,7 +154,7 @@ def _checked_streams(datasets, rank=None, world_size=None):
                              f'{ranks[0]} of {ranks[1]}: give rank= and world_size= to mix')
     return streams
 
-# %% ../../nbs/load/16_mix.ipynb #5f05634c
+# %% ../../nbs/load/16_mix.ipynb #954bc3ef
 def RandomMix(
     datasets, # As for `mix`
     probs:list=None, # Weights; default: all are drawn equally often

@@ -11,11 +11,12 @@ __all__ = ['Order', 'WeightedOrder', 'SplitOrder']
 import zlib
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..core import int_index
 from .permutation import MIX_A, MIX_B, MASK64, mix64
 
-# %% ../../nbs/order/01_base.ipynb #cc4d2125
+# %% ../../nbs/order/01_base.ipynb #f69bbabd
 def _apply(mapping, x):
     """`mapping[x]` of a range, an array or a map such as `Permutation`
 
@@ -70,26 +71,6 @@ class Order:
         for mapping in self.maps: x = _apply(mapping, x)
         return x
 
-    def numbers_at(self,
-        i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
-    )->np.ndarray: # int64, one per position, or per true value of a mask
-        "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
-        pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
-        if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')
-        if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
-        n = len(self)
-        if pos.dtype==bool:
-            if pos.shape!=(n,): raise IndexError(f'a mask must have {n} values, one per position, not {pos.shape}')
-            pos = np.flatnonzero(pos)
-        if len(pos) and (pos.min()<-n or pos.max()>=n): _refuse_positions(pos.min(), pos.max(), n)
-        pos = pos.astype(np.int64)
-        return self._at(self.positions.start+np.where(pos<0, pos+n, pos)*self.positions.step)
-
-    def checksum(self)->int:
-        "A crc32 of up to 4,096 of the numbers, evenly spaced: it tells most orders of one length apart"
-        positions = np.linspace(0, len(self)-1, min(len(self), 4096)).astype(np.int64)
-        return zlib.crc32(self.numbers_at(positions).astype('<i8').tobytes())
-
     def __iter__(self):
         for start in range(0, len(self), 4096):
             yield from self.numbers_at(range(start, min(start+4096, len(self)))).tolist()
@@ -103,7 +84,30 @@ class Order:
         first = ', '.join(str(self[i]) for i in range(min(len(self), 6)))
         return f"{type(self).__name__}(#{len(self)}) [{first}{', ...' if len(self)>6 else ''}]"
 
-# %% ../../nbs/order/01_base.ipynb #9e67483e
+# %% ../../nbs/order/01_base.ipynb #1d41d3f6
+@patch
+def numbers_at(self:Order,
+    i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
+)->np.ndarray: # int64, one per position, or per true value of a mask
+    "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
+    pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
+    if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')
+    if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
+    n = len(self)
+    if pos.dtype==bool:
+        if pos.shape!=(n,): raise IndexError(f'a mask must have {n} values, one per position, not {pos.shape}')
+        pos = np.flatnonzero(pos)
+    if len(pos) and (pos.min()<-n or pos.max()>=n): _refuse_positions(pos.min(), pos.max(), n)
+    pos = pos.astype(np.int64)
+    return self._at(self.positions.start+np.where(pos<0, pos+n, pos)*self.positions.step)
+
+@patch
+def checksum(self:Order)->int:
+    "A crc32 of up to 4,096 of the numbers, evenly spaced: it tells most orders of one length apart"
+    positions = np.linspace(0, len(self)-1, min(len(self), 4096)).astype(np.int64)
+    return zlib.crc32(self.numbers_at(positions).astype('<i8').tobytes())
+
+# %% ../../nbs/order/01_base.ipynb #ee9b2221
 class WeightedOrder(Order):
     """`n` draws with replacement from `range(n)`, where the weight of a number's label is its relative probability
 
@@ -154,22 +158,25 @@ class WeightedOrder(Order):
             todo = todo[~done]
         raise ValueError(f'{1000*tries:,} draws met no label with a weight: these labels are too rare')
 
-    def _codes(self, numbers):
-        "The label code of each of `numbers`, an array; raises `ValueError` for a code that is no index of `weights`"
-        codes = np.asarray(self.labels(numbers))
-        bad = (codes<0)|(codes>=len(self.weights))
-        if not bad.any(): return codes
-        k = int(bad.argmax())
-        raise ValueError(f'number {numbers[k]} has label code {codes[k]}, but there are {len(self.weights)} weights')
+# %% ../../nbs/order/01_base.ipynb #6065de14
+@patch
+def _codes(self:WeightedOrder, numbers):
+    "The label code of each of `numbers`, an array; raises `ValueError` for a code that is no index of `weights`"
+    codes = np.asarray(self.labels(numbers))
+    bad = (codes<0)|(codes>=len(self.weights))
+    if not bad.any(): return codes
+    k = int(bad.argmax())
+    raise ValueError(f'number {numbers[k]} has label code {codes[k]}, but there are {len(self.weights)} weights')
 
-    def _candidates(self, pos, attempts):
-        """A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`
+@patch
+def _candidates(self:WeightedOrder, pos, attempts):
+    """A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`
 
-        `pos` is uint64 of shape (k, 1), `attempts` uint64 of shape (m,); returns two arrays of shape (k, m)."""
-        seed = np.uint64(self.seed&MASK64)
-        hashes = mix64(mix64(seed^(pos*np.uint64(1<<16)+attempts), np.uint64(MIX_A)), np.uint64(MIX_B))
-        numbers = (hashes%np.uint64(self.n)).astype(np.int64)
-        return numbers,(mix64(hashes, np.uint64(MIX_A))>>np.uint64(11)).astype(float)/(1<<53)
+    `pos` is uint64 of shape (k, 1), `attempts` uint64 of shape (m,); returns two arrays of shape (k, m)."""
+    seed = np.uint64(self.seed&MASK64)
+    hashes = mix64(mix64(seed^(pos*np.uint64(1<<16)+attempts), np.uint64(MIX_A)), np.uint64(MIX_B))
+    numbers = (hashes%np.uint64(self.n)).astype(np.int64)
+    return numbers,(mix64(hashes, np.uint64(MIX_A))>>np.uint64(11)).astype(float)/(1<<53)
 
 # %% ../../nbs/order/01_base.ipynb #15eea627
 def _is_no_slice(self):

@@ -11,6 +11,7 @@ __all__ = ['LongestFirst', 'longest_of', 'SortedWindows', 'TokenSequence']
 from functools import lru_cache
 
 import numpy as np
+from fastcore.basics import patch
 
 from .permutation import MASK64, MIX_A, mix64_int, Permutation, PositionMap
 
@@ -50,7 +51,7 @@ class LongestFirst(PositionMap):
 
     def _at(self, i): return self.numbers[i].astype(np.int64)
 
-# %% ../../nbs/order/04_lengths.ipynb #f62d0ed5
+# %% ../../nbs/order/04_lengths.ipynb #bbfe4ae1
 def longest_of(
     lengths, # As `LongestFirst` takes it
     n:int, # Number of samples
@@ -108,46 +109,51 @@ class SortedWindows(PositionMap):
         first = int(self.base[np.array([0])][0])
         return np.where(positions==0, self.longest, np.where(numbers==self.longest, first, numbers))
 
-    def _batches_of(self, window):
-        """Numbers of the batches of `base`, an int array, whose samples are sorted together in `window`
+# %% ../../nbs/order/04_lengths.ipynb #87b02582
+@patch
+def _batches_of(self:SortedWindows, window):
+    """Numbers of the batches of `base`, an int array, whose samples are sorted together in `window`
 
-        `window` is `(lane, number of the window in this lane)`; the lane is 0 if there are no lanes."""
-        lane,k = window
-        lanes = self.lanes or 1
-        rounds = np.arange(k*self.window, (k+1)*self.window)
-        batches = rounds*lanes+lane
-        return batches[batches<self.n_batches]
+    `window` is `(lane, number of the window in this lane)`; the lane is 0 if there are no lanes."""
+    lane,k = window
+    lanes = self.lanes or 1
+    rounds = np.arange(k*self.window, (k+1)*self.window)
+    batches = rounds*lanes+lane
+    return batches[batches<self.n_batches]
 
-    def _sorted(self, window):
-        "The samples of `window`, as in `_batches_of`, from the longest to the shortest, an int array"
-        positions = (self._batches_of(window)[:,None]*self.bs+np.arange(self.bs)).ravel()
-        numbers = self._base_at(positions[positions<self.n])
-        return numbers[np.argsort(-np.asarray(self.lengths[numbers]).astype(np.int64), kind='stable')]
+@patch
+def _sorted(self:SortedWindows, window):
+    "The samples of `window`, as in `_batches_of`, from the longest to the shortest, an int array"
+    positions = (self._batches_of(window)[:,None]*self.bs+np.arange(self.bs)).ravel()
+    numbers = self._base_at(positions[positions<self.n])
+    return numbers[np.argsort(-np.asarray(self.lengths[numbers]).astype(np.int64), kind='stable')]
 
-    def _place(self, batch):
-        """The window that batch number `batch` of the epoch comes from, and its index among the sorted batches there
+@patch
+def _place(self:SortedWindows, batch):
+    """The window that batch number `batch` of the epoch comes from, and its index among the sorted batches there
 
-        Returns `(window, index)`, with a `window` as in `_batches_of`."""
-        if not self.lanes:
-            if 0<batch<self.n_batches-1: batch = 1+int(self.batches[batch-1])
-            return (0,batch//self.window),batch%self.window
-        rounds,lane = divmod(batch, self.lanes)
-        window = lane,rounds//self.window
-        members = self._batches_of(window)
-        shuffled = len(members)-(members[-1]==self.n_batches-1)   # the last batch, which may be smaller, stays
-        index = rounds%self.window
-        if index>=shuffled: return window,index
-        key = mix64_int(mix64_int(self.seed&MASK64, MIX_A)^lane, window[1])
-        return window,int(Permutation(shuffled, key)[index])
+    Returns `(window, index)`, with a `window` as in `_batches_of`."""
+    if not self.lanes:
+        if 0<batch<self.n_batches-1: batch = 1+int(self.batches[batch-1])
+        return (0,batch//self.window),batch%self.window
+    rounds,lane = divmod(batch, self.lanes)
+    window = lane,rounds//self.window
+    members = self._batches_of(window)
+    shuffled = len(members)-(members[-1]==self.n_batches-1)   # the last batch, which may be smaller, stays
+    index = rounds%self.window
+    if index>=shuffled: return window,index
+    key = mix64_int(mix64_int(self.seed&MASK64, MIX_A)^lane, window[1])
+    return window,int(Permutation(shuffled, key)[index])
 
-    def _at(self, i):
-        numbers = np.empty(len(i), np.int64)
-        batches,offsets = np.divmod(i, self.bs)
-        for batch in np.unique(batches).tolist():
-            window,index = self._place(batch)
-            here = batches==batch
-            numbers[here] = self._sorted(window)[index*self.bs+offsets[here]]
-        return numbers
+@patch
+def _at(self:SortedWindows, i):
+    numbers = np.empty(len(i), np.int64)
+    batches,offsets = np.divmod(i, self.bs)
+    for batch in np.unique(batches).tolist():
+        window,index = self._place(batch)
+        here = batches==batch
+        numbers[here] = self._sorted(window)[index*self.bs+offsets[here]]
+    return numbers
 
 # %% ../../nbs/order/04_lengths.ipynb #30c21d82
 class TokenSequence:

@@ -10,8 +10,9 @@ __all__ = ['MASK64', 'MIX_A', 'MIX_B', 'mix64', 'mix64_int', 'PositionMap', 'che
 
 # %% ../../nbs/order/00_permutation.ipynb #35ae27c2
 import numpy as np
+from fastcore.basics import patch
 
-# %% ../../nbs/order/00_permutation.ipynb #be2c38d5
+# %% ../../nbs/order/00_permutation.ipynb #78fb5ad6
 MASK64 = (1<<64)-1
 MIX_A = 0x9E3779B97F4A7C15
 MIX_B = 0xD6E8FEB86659FD93
@@ -38,7 +39,7 @@ def mix64_int(
     x = (x*MIX_B)&MASK64
     return x^(x>>29)
 
-# %% ../../nbs/order/00_permutation.ipynb #5d9217bc
+# %% ../../nbs/order/00_permutation.ipynb #eba761cd
 class PositionMap:
     """A map from positions to numbers
 
@@ -62,6 +63,7 @@ class PositionMap:
 
     def _one(self, i): return int(self._at(np.array([i]))[0])
 
+# %% ../../nbs/order/00_permutation.ipynb #ad73ed2c
 def checked_seed(seed)->int:
     "`seed` as an int; raises `ValueError` if it is no integer, or negative"
     if isinstance(seed, (int,np.integer)) and seed>=0: return int(seed)
@@ -108,20 +110,22 @@ class Permutation(PositionMap):
         while (outside:=x>=self.n).any(): x[outside] = self._encrypt(x[outside])
         return x
 
-    def _one(self, x):
-        "The number at position `x`, an `int`; the same steps as `_encrypt` and `_many`, with Python ints"
-        if self.table is not None: return int(self.table[x])
-        keys = self.keys.tolist()
-        while True:
-            left_bits,right_bits = self.bits
-            left,right = x>>right_bits, x&((1<<right_bits)-1)
-            for key in keys:
-                left,right = right, left^(mix64_int(right, key)&((1<<left_bits)-1))
-                left_bits,right_bits = right_bits,left_bits
-            x = (left<<right_bits)|right
-            if x<self.n: return x
+# %% ../../nbs/order/00_permutation.ipynb #d6672b14
+@patch
+def _one(self:Permutation, x):
+    "The number at position `x`, an `int`; the same steps as `_encrypt` and `_many`, with Python ints"
+    if self.table is not None: return int(self.table[x])
+    keys = self.keys.tolist()
+    while True:
+        left_bits,right_bits = self.bits
+        left,right = x>>right_bits, x&((1<<right_bits)-1)
+        for key in keys:
+            left,right = right, left^(mix64_int(right, key)&((1<<left_bits)-1))
+            left_bits,right_bits = right_bits,left_bits
+        x = (left<<right_bits)|right
+        if x<self.n: return x
 
-# %% ../../nbs/order/00_permutation.ipynb #c44ab69f
+# %% ../../nbs/order/00_permutation.ipynb #2615009c
 class BlockPermutation(PositionMap):
     """A shuffle of `range(n)` that reads blocks of consecutive numbers; computed, in constant memory
 
@@ -169,26 +173,29 @@ class BlockPermutation(PositionMap):
         if part!=self.largest: return numbers*self.parts[part]//self.n
         return numbers-sum(self._before(o, windows) for o in range(len(self.parts)) if o!=part)
 
-    def _place(self, part, j):
-        "The window, and the offset in it, of each of `j`, positions in part number `part`; all three are int64 arrays"
-        size = self.parts[part]
-        # An estimate by proportion; rounding can put it off by one.
-        windows = (((j+1)*self.n+size-1)//size+self.window-1)//self.window-1
-        while (late:=self._before(part, windows)>j).any(): windows[late] -= 1
-        while (early:=self._before(part, windows+1)<=j).any(): windows[early] += 1
-        # In a window, the parts follow each other; the largest one comes last.
-        earlier = [o for o in range(len(self.parts)) if o!=self.largest and (o<part or part==self.largest)]
-        others = sum(self._before(o, windows+1)-self._before(o, windows) for o in earlier)
-        return windows,j-self._before(part, windows)+others
+# %% ../../nbs/order/00_permutation.ipynb #c1f33175
+@patch
+def _place(self:BlockPermutation, part, j):
+    "The window, and the offset in it, of each of `j`, positions in part number `part`; all three are int64 arrays"
+    size = self.parts[part]
+    # An estimate by proportion; rounding can put it off by one.
+    windows = (((j+1)*self.n+size-1)//size+self.window-1)//self.window-1
+    while (late:=self._before(part, windows)>j).any(): windows[late] -= 1
+    while (early:=self._before(part, windows+1)<=j).any(): windows[early] += 1
+    # In a window, the parts follow each other; the largest one comes last.
+    earlier = [o for o in range(len(self.parts)) if o!=self.largest and (o<part or part==self.largest)]
+    others = sum(self._before(o, windows+1)-self._before(o, windows) for o in earlier)
+    return windows,j-self._before(part, windows)+others
 
-    def _number(self, windows, offsets):
-        "The numbers at `offsets` in `windows`, int64 arrays of the same length as the result"
-        numbers = windows*self.window
-        whole = windows<self.whole
-        # 7919 is a prime: each window starts elsewhere in the same inner order.
-        numbers[whole] += self.inner[(offsets[whole]+7919*windows[whole])%self.window]
-        numbers[~whole] += self.tail[offsets[~whole]]
-        blocks,offsets = np.divmod(numbers, self.block)
-        whole = blocks<len(self.blocks)
-        numbers[whole] = self.blocks[blocks[whole]]*self.block+offsets[whole]
-        return numbers
+@patch
+def _number(self:BlockPermutation, windows, offsets):
+    "The numbers at `offsets` in `windows`, int64 arrays of the same length as the result"
+    numbers = windows*self.window
+    whole = windows<self.whole
+    # 7919 is a prime: each window starts elsewhere in the same inner order.
+    numbers[whole] += self.inner[(offsets[whole]+7919*windows[whole])%self.window]
+    numbers[~whole] += self.tail[offsets[~whole]]
+    blocks,offsets = np.divmod(numbers, self.block)
+    whole = blocks<len(self.blocks)
+    numbers[whole] = self.blocks[blocks[whole]]*self.block+offsets[whole]
+    return numbers

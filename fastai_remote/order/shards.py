@@ -11,11 +11,12 @@ __all__ = ['ShardPermutation', 'sizes_of', 'SplitPart', 'ShardSplit', 'ShardFold
 from functools import lru_cache, reduce
 
 import numpy as np
+from fastcore.basics import patch
 
 from .permutation import checked_seed, Permutation, PositionMap
 from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int
 
-# %% ../../nbs/order/02_shards.ipynb #aed00f86
+# %% ../../nbs/order/02_shards.ipynb #f270c2cc
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
 
 def _check_sizes(sizes):
@@ -81,54 +82,61 @@ class ShardPermutation(PositionMap):
         arguments = ', '.join(f'{k}={getattr(self, k)}' for k in names)
         return f'ShardPermutation({self.n:,} samples in {len(self.shard_order):,} shards, {arguments})'
 
-    def _shard_index(self, places):
-        """The index in `shard_order` of the shard at each of `places` in the sequence, an int or an int64 array
+# %% ../../nbs/order/02_shards.ipynb #2ceaf660
+@patch
+def _shard_index(self:ShardPermutation, places):
+    """The index in `shard_order` of the shard at each of `places` in the sequence, an int or an int64 array
 
-        The sequence repeats: the last rank may go on at its start. There, indices go on counting from
-        `len(shard_order)`, so they are ascending. Returns an int or an array, as `places` is."""
-        repeats,places = np.divmod(places, max(self.n, 1))
-        return repeats*len(self.shard_order)+np.searchsorted(self.sequence_starts, places, 'right')-1
+    The sequence repeats: the last rank may go on at its start. There, indices go on counting from
+    `len(shard_order)`, so they are ascending. Returns an int or an array, as `places` is."""
+    repeats,places = np.divmod(places, max(self.n, 1))
+    return repeats*len(self.shard_order)+np.searchsorted(self.sequence_starts, places, 'right')-1
 
-    def _group(self, worker, group):
-        "`(start, permutation)`: where group number `group` of `worker` starts in the sequence, and how it is shuffled"
-        indices = self.first_shards[worker]+np.array([group,group+1])*self.interleave
-        repeats,indices = np.divmod(indices, len(self.shard_order))
-        places = repeats*self.n+self.sequence_starts[indices]
-        start,end = np.clip(places, self.worker_starts[worker], self.worker_starts[worker+1]).tolist()
-        key = reduce(mix64_int, (self.rank*self.num_workers+worker, group), mix64_int(self.seed&MASK64, MIX_A))
-        return start,Permutation(end-start, key)
+@patch
+def _group(self:ShardPermutation, worker, group):
+    "`(start, permutation)`: where group number `group` of `worker` starts in the sequence, and how it is shuffled"
+    indices = self.first_shards[worker]+np.array([group,group+1])*self.interleave
+    repeats,indices = np.divmod(indices, len(self.shard_order))
+    places = repeats*self.n+self.sequence_starts[indices]
+    start,end = np.clip(places, self.worker_starts[worker], self.worker_starts[worker+1]).tolist()
+    key = reduce(mix64_int, (self.rank*self.num_workers+worker, group), mix64_int(self.seed&MASK64, MIX_A))
+    return start,Permutation(end-start, key)
 
-    def _at(self, i):
-        batches,offsets = np.divmod(i, self.bs)
-        rounds,workers = np.divmod(batches, self.num_workers)
-        places = self.worker_starts[workers]+rounds*self.bs+offsets
-        groups = (self._shard_index(places)-self.first_shards[workers])//self.interleave
-        keys = workers*(groups.max()+1)+groups
-        by_key = np.argsort(keys, kind='stable')
-        for same in np.split(by_key, np.flatnonzero(np.diff(keys[by_key]))+1):   # few, unless shards are small
-            start,permutation = self._group(int(workers[same[0]]), int(groups[same[0]]))
-            places[same] = start+permutation[places[same]-start]
-        places %= self.n
-        indices = np.searchsorted(self.sequence_starts, places, 'right')-1
-        return self.stored_starts[indices]+places-self.sequence_starts[indices]
+@patch
+def _at(self:ShardPermutation, i):
+    batches,offsets = np.divmod(i, self.bs)
+    rounds,workers = np.divmod(batches, self.num_workers)
+    places = self.worker_starts[workers]+rounds*self.bs+offsets
+    groups = (self._shard_index(places)-self.first_shards[workers])//self.interleave
+    keys = workers*(groups.max()+1)+groups
+    by_key = np.argsort(keys, kind='stable')
+    for same in np.split(by_key, np.flatnonzero(np.diff(keys[by_key]))+1):   # few, unless shards are small
+        start,permutation = self._group(int(workers[same[0]]), int(groups[same[0]]))
+        places[same] = start+permutation[places[same]-start]
+    places %= self.n
+    indices = np.searchsorted(self.sequence_starts, places, 'right')-1
+    return self.stored_starts[indices]+places-self.sequence_starts[indices]
 
-    def shards(self,
-        worker:int=0 # In [0, num_workers)
-    )->np.ndarray: # Numbers of shards; each `interleave` of them are a group
-        "The shards that `worker` reads, in order"
-        start,end = self.first_shards[worker],self._shard_index(self.worker_starts[worker+1]-1)+1
-        if not self.counts[worker]: end = start
-        return self.shard_order[np.arange(start, end)%max(len(self.shard_order), 1)]
+# %% ../../nbs/order/02_shards.ipynb #ffd75789
+@patch
+def shards(self:ShardPermutation,
+    worker:int=0 # In [0, num_workers)
+)->np.ndarray: # Numbers of shards; each `interleave` of them are a group
+    "The shards that `worker` reads, in order"
+    start,end = self.first_shards[worker],self._shard_index(self.worker_starts[worker+1]-1)+1
+    if not self.counts[worker]: end = start
+    return self.shard_order[np.arange(start, end)%max(len(self.shard_order), 1)]
 
-    def group_at(self,
-        worker:int, # In [0, num_workers)
-        given:int # Number of samples that it has returned so far
-    )->int: # Group `k` has the shards `shards(worker)[k*interleave:(k+1)*interleave]`
-        """The group that the next sample of `worker` comes from, or the number of its groups if there is no next sample
+@patch
+def group_at(self:ShardPermutation,
+    worker:int, # In [0, num_workers)
+    given:int # Number of samples that it has returned so far
+)->int: # Group `k` has the shards `shards(worker)[k*interleave:(k+1)*interleave]`
+    """The group that the next sample of `worker` comes from, or the number of its groups if there is no next sample
 
-        The shards of earlier groups are not needed again."""
-        if given>=self.counts[worker]: return -(-len(self.shards(worker))//self.interleave)
-        return int(self._shard_index(self.worker_starts[worker]+given)-self.first_shards[worker])//self.interleave
+    The shards of earlier groups are not needed again."""
+    if given>=self.counts[worker]: return -(-len(self.shards(worker))//self.interleave)
+    return int(self._shard_index(self.worker_starts[worker]+given)-self.first_shards[worker])//self.interleave
 
 # %% ../../nbs/order/02_shards.ipynb #a701ae61
 def sizes_of(
@@ -139,7 +147,7 @@ def sizes_of(
     "How many samples of each shard lie in [a, b)"
     return np.diff(np.clip(starts, a, b))
 
-# %% ../../nbs/order/02_shards.ipynb #30d088a5
+# %% ../../nbs/order/02_shards.ipynb #4fedfc9b
 def _steps(sizes, hashes):
     """A step for each of `sizes`, int64 array: near the golden section, and coprime to the size
 
@@ -151,6 +159,7 @@ def _steps(sizes, hashes):
     while (bad:=np.gcd(steps, sizes)>1).any(): steps[bad] += 1
     return steps
 
+# %% ../../nbs/order/02_shards.ipynb #87c59dc7
 class SplitPart(PositionMap):
     "One part of a `ShardSplit`: a map from positions to sample numbers, in the order of shards"
     def __init__(self,

@@ -18,14 +18,14 @@ from itertools import repeat
 from pathlib import Path
 
 import numpy as np
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 from fastcore.foundation import L
 
 from ..codec.text import are_several
 from .base import fn_fingerprint, IndexedSource, read_file, refuse_address
 from .base import require, storable
 
-# %% ../../nbs/source/01_files.ipynb #7a8a5e0a
+# %% ../../nbs/source/01_files.ipynb #ef47a3f3
 def list_files(
     files:str|Path|list, # A folder, which is searched with its subfolders; a file, or a list of files
     extensions:tuple, # What the names of files in a folder end in, in small letters
@@ -47,6 +47,7 @@ def file_stamps(paths:list)->list:
     stats = [p.stat() for p in paths]
     return [(p.name, stat.st_size, stat.st_mtime_ns) for p,stat in zip(paths, stats)]
 
+# %% ../../nbs/source/01_files.ipynb #d1ce1433
 _MAX_LINE = 1<<25   # bytes, or characters, of a line of a compressed file, where a few bytes stand for a megabyte
 
 class _Lines:
@@ -73,7 +74,7 @@ def open_text(path:Path, **kwargs):
         if isinstance(e, OSError) and e.filename is not None: raise
         raise OSError(f'{path}: truncated or damaged: {e}') from e
 
-# %% ../../nbs/source/01_files.ipynb #feb89fc8
+# %% ../../nbs/source/01_files.ipynb #fbd5a1f3
 class PathList:
     """A list of paths, packed: it takes the bytes of each path, and 8 bytes more
 
@@ -102,6 +103,7 @@ class PathList:
         hashed.update(self.ends)
         return hashed.hexdigest()
 
+# %% ../../nbs/source/01_files.ipynb #eebacc86
 class SortedNames:
     """Collects names of files, which are iterated over in sorted order
 
@@ -131,6 +133,7 @@ def _unpacked(packed, size=4096):
         yield from map(os.fsdecode, packed[start:end].split(b'\0'))
         start = end+1
 
+# %% ../../nbs/source/01_files.ipynb #039e08c7
 # The field for the image files of an extension; those of all others, and files of different kinds, are field `img`
 _image_fields = {'.jpg':'jpg', '.jpeg':'jpg', '.jpe':'jpg', '.jfif':'jpg', '.png':'png', '.webp':'webp'}
 
@@ -152,6 +155,7 @@ def image_field(
     extension = os.path.splitext(name)[1].lower()
     return _image_fields.get(extension, 'img') if extension in image_extensions() else None
 
+# %% ../../nbs/source/01_files.ipynb #e13b605e
 def _image_files(folder, left_out, prefix='', above=(), without=()):
     """Yields the paths of the image files below `folder` as text: `prefix` and the path relative to `folder`
 
@@ -193,7 +197,7 @@ def _is_folder(entry, above, without):
         return not avoided or _identity(entry.path) not in avoided
     except OSError: return False   # links that lead in a circle
 
-# %% ../../nbs/source/01_files.ipynb #5c9df9f3
+# %% ../../nbs/source/01_files.ipynb #ba56e963
 class image_samples(IndexedSource):
     """A source of image files: field `jpg`, or `png`, `webp` or `img`, and `path` if asked for
 
@@ -222,29 +226,6 @@ class image_samples(IndexedSource):
         else: self.splits = self._add_splits(files, splits, fields, left_out)
         self.notes = [f'{n:,} {what}' for what,n in left_out.items() if n]
         self.field = field or (fields.pop() if len(fields)==1 else 'img')
-
-    def _add(self, paths, where, fields):
-        "Add `paths`, texts, and the fields for them to the set `fields`; raises `FileNotFoundError` if there are none"
-        n = len(self.paths)
-        for p in paths:
-            self.paths.append(p)
-            fields.add(_image_fields.get(os.path.splitext(p)[1].lower(), 'img'))
-        if len(self.paths)==n: raise FileNotFoundError(f'{where}: no image files (.jpg, .png, …)')
-
-    def _add_splits(self, folder, splits, fields, left_out):
-        """Add the files in the folders of `splits`, and fields as `_add` does; returns `{split: [start, stop]}`
-
-        Image files of no split are counted in `left_out`, as `_image_files` does."""
-        ranges,searched = {},set()
-        for split,name in (splits if isinstance(splits, dict) else {name:name for name in splits}).items():
-            start,where = len(self.paths),Path(folder)/name
-            require(where, where.is_dir(), 'folder')
-            self._add(_image_files(where, left_out, f'{name}/'), where, fields)
-            ranges[split] = [start,len(self.paths)]
-            searched.add(_identity(where))
-        if _identity(folder) not in searched:
-            left_out[_of_no_split] = sum(1 for _ in _image_files(folder, Counter(), without=searched))
-        return ranges
 
     def __len__(self): return len(self.paths)
 
@@ -285,6 +266,7 @@ class image_samples(IndexedSource):
         return where,self.paths.fingerprint(),self.field,self.keep,fn_fingerprint(self.label)
     def __repr__(self): return f'image_samples({len(self):,} files in {self.paths.root}, field {self.field!r})'
 
+# %% ../../nbs/source/01_files.ipynb #21f4d77d
 def _local(paths):
     "Yields `paths` as text; raises `FileNotFoundError` for a URL, and `TypeError` for what is no path"
     for i,path in enumerate(paths):
@@ -307,3 +289,28 @@ class _LoadFile:
         if self.label: sample['labels' if are_several(label) else 'cls'] = label
         if self.root is not None: sample['path'] = os.path.relpath(path, self.root)
         return sample
+
+@patch
+def _add(self:image_samples, paths, where, fields):
+    "Add `paths`, texts, and the fields for them to the set `fields`; raises `FileNotFoundError` if there are none"
+    n = len(self.paths)
+    for p in paths:
+        self.paths.append(p)
+        fields.add(_image_fields.get(os.path.splitext(p)[1].lower(), 'img'))
+    if len(self.paths)==n: raise FileNotFoundError(f'{where}: no image files (.jpg, .png, …)')
+
+@patch
+def _add_splits(self:image_samples, folder, splits, fields, left_out):
+    """Add the files in the folders of `splits`, and fields as `_add` does; returns `{split: [start, stop]}`
+
+    Image files of no split are counted in `left_out`, as `_image_files` does."""
+    ranges,searched = {},set()
+    for split,name in (splits if isinstance(splits, dict) else {name:name for name in splits}).items():
+        start,where = len(self.paths),Path(folder)/name
+        require(where, where.is_dir(), 'folder')
+        self._add(_image_files(where, left_out, f'{name}/'), where, fields)
+        ranges[split] = [start,len(self.paths)]
+        searched.add(_identity(where))
+    if _identity(folder) not in searched:
+        left_out[_of_no_split] = sum(1 for _ in _image_files(folder, Counter(), without=searched))
+    return ranges

@@ -25,7 +25,7 @@ from .columns import full_array, LoadRow
 from .columns import NUMBER_CODECS, TablePlan
 from .frames import Planned, short_time, Table
 
-# %% ../../nbs/source/08_huggingface.ipynb #db67048a
+# %% ../../nbs/source/08_huggingface.ipynb #6f130c26
 def _content(value):
     """The bytes of `{'bytes', 'path'}`, a value of an `Image`, `Audio` or similar column
 
@@ -40,7 +40,7 @@ def _is_no_file(value):
     "Is `value` of an `Image`, `Audio` or similar column null, or without bytes and path?"
     return value is None or value['bytes'] is None and value['path'] is None
 
-# %% ../../nbs/source/08_huggingface.ipynb #42a98661
+# %% ../../nbs/source/08_huggingface.ipynb #12cbf260
 def _class_name(names, value):
     "The name of class `value`; raises `ValueError` if there is no such class"
     if 0<=value<len(names): return names[value]
@@ -49,15 +49,20 @@ def _class_name(names, value):
                      'dataset.filter(…)')
 
 def _as_text(value): return value.isoformat() if hasattr(value, 'isoformat') else str(value)
+
 def _parsed(value): return json.loads(value) if isinstance(value, str) else as_json(value)
 
 def _each(convert, values): return [None if o is None else convert(o) for o in values]
+
 def _struct(converters, value):
     return {k:None if value.get(k) is None else convert(value[k]) for k,convert in converters.items()}
 
 def _kind(feature): return type(feature).__name__
+
 def _is_file(feature): return hasattr(feature, 'decode') and _kind(feature)!='Json'
+
 def _is_list(feature): return _kind(feature) in ('List','LargeList')
+
 def _is_labels(feature): return _is_list(feature) and _kind(feature.feature)=='ClassLabel'
 
 _DATES = re.compile(r'(timestamp|date|time|duration|decimal)')
@@ -291,7 +296,7 @@ def _format_of(value):
         except OSError: start = b''
     return file_format((start or b'')[:16], path)
 
-# %% ../../nbs/source/08_huggingface.ipynb #8ce90ae1
+# %% ../../nbs/source/08_huggingface.ipynb #b8f35e39
 class _StreamSource(HFSource, StreamedSource):
     "A source of the rows of a HuggingFace `IterableDataset`, which the leading process reads"
     def __init__(self, dataset, fields):
@@ -337,6 +342,7 @@ def _with_features(dataset):
     if not head: raise ValueError('the source is empty')
     return dataset.cast(Dataset.from_list(head).features)
 
+# %% ../../nbs/source/08_huggingface.ipynb #4169ef72
 def is_huggingface(o)->bool:
     """Is `o` a `Dataset` or `IterableDataset` of HuggingFace's `datasets`? A `DatasetDict` is not
 
@@ -363,6 +369,7 @@ def hf_samples(
                         f'not a {type(dataset).__name__}')
     return (_TableSource if hasattr(dataset, 'cache_files') else _StreamSource)(dataset, fields or {})
 
+# %% ../../nbs/source/08_huggingface.ipynb #2c6a736a
 def agree(
     sources:dict # `{split: source}`
 )->dict: # `sources` itself

@@ -19,7 +19,7 @@ from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
 from .tars import tar_samples
 
-# %% ../../nbs/source/09_img2dataset.ipynb #77c81fa3
+# %% ../../nbs/source/09_img2dataset.ipynb #1b5340e1
 class img2dataset_samples(StreamedSource):
     """A source of what img2dataset downloads, such as LAION: images, captions as `txt`, and `json`
 
@@ -72,6 +72,7 @@ class img2dataset_samples(StreamedSource):
         return file_stamps(self.tars),self.columns,file_stamps(tables)
     def __repr__(self): return f'img2dataset_samples({len(self.tars):,} tars in {self.tars[0].parent})'
 
+# %% ../../nbs/source/09_img2dataset.ipynb #00538093
 def _download_counts(tar, table):
     "`{status: number of rows}` of a tar, by `_stats.json` of img2dataset, else by Parquet file `table`; may be empty"
     stats = tar.with_name(f'{tar.stem}_stats.json')
@@ -106,6 +107,7 @@ def _plan(tables, columns):
         return TablePlan({name:types[name] for name in names}, rows, ColumnOptions())
     except ValueError as e: raise ValueError(f'{tables[0]}: {e}') from None
 
+# %% ../../nbs/source/09_img2dataset.ipynb #87a5649b
 @lru_cache(1)
 def _rows_by_key(path, names, stamp):
     """`(table, {key: row number})` of a Parquet file; `names`: columns, a tuple. A process keeps the last result

@@ -10,7 +10,7 @@ __all__ = ['shrink']
 # %% ../../nbs/source/02_shrink.ipynb #27d86cab
 import numpy as np
 from PIL import Image, ImageOps
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 
 from ..codec.arrays import from_pixels
 from ..codec.base import Encoded
@@ -20,7 +20,7 @@ from ..codec.images import (
     BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, orientation_of, RawCodec)
 from .base import as_sample
 
-# %% ../../nbs/source/02_shrink.ipynb #76632bd8
+# %% ../../nbs/source/02_shrink.ipynb #2ff8b548
 class shrink:
     """An `fn` that reduces images until the shorter side has `size` pixels
 
@@ -59,63 +59,33 @@ class shrink:
         names = renamed_fields(sample, {f:self.codec for f in fields})
         return {names[f]:self._one(v, f) if f in fields else v for f,v in sample.items()}
 
-    def _one(self, value, field='img'):
-        """Shrinks one image: an opened one, encoded bytes, or an array; `field` tells how bytes are encoded
-
-        Returns the bytes to store, or `value` itself if it is small enough, and encoded as it should be."""
-        if isinstance(value, (bytearray,memoryview)): value = bytes(value)
-        if isinstance(value, Image.Image): value = ImageCodec('img').file_of(value) or value   # of a source
-        out = get_codec(self.codec)
-        im = _open(value, field)
-        width,height = im.size
-        scale,orientation = self.size/min(width, height),orientation_of(im)
-        if orientation!=1 and not self.turn and isinstance(out, RawCodec):
-            raise ValueError(f'a picture with EXIF orientation {orientation}, which {self.codec} cannot keep: '
-                             'shrink(…, turn=True) turns it')
-        stays = scale>=1 and not (self.turn and orientation!=1)
-        if stays and self._can_stay(value, field, im, out): return value
-        if stays and isinstance(value, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
-            return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
-        size = max(1, round(width*scale)),max(1, round(height*scale))
-        if scale<1 and not isinstance(value, Image.Image):   # an image of the user may be needed again at its full size
-            im.draft(None, size)
-        im = load_pixels(im)
-        if self.turn and orientation!=1:
-            im = ImageOps.exif_transpose(im)
-            if orientation>=5: size = size[::-1]   # width and height change places
-        exif = only_orientation(im)
-        im,note = self._to_stored_mode(im)
-        if scale<1:
-            gap = 2. if self.resample!=Image.Resampling.NEAREST else None
-            im = im.resize(size, self.resample, reducing_gap=gap)
-        if isinstance(out, ImageCodec):
-            return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
-        return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)
-
-    def _can_stay(self, value, field, im, out):
-        "Is `value` of `field`, which was opened as `im`, bytes in the format of codec `out`?"
-        if not isinstance(value, bytes): return False
-        if _has_pixels(field): return get_codec(field) is out
-        return isinstance(out, ImageCodec) and out._accepts(im.format)
-
-    def _to_stored_mode(self, im):
-        """Returns `(image, note)`: `im` in a mode that the codec stores, and a text if transparency is lost, or `None`
-
-        A picture of more than 8 bits, whose mode begins with `I` or `F`, is returned as it is."""
-        if im.mode[0] in 'IF': return im,None   # 16 bits: the codec decides whether it can store them
-        if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
-        note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None
-        if 'transparency' in im.info:
-            im = im.copy()
-            im.info.pop('transparency')
-        if im.mode=='La': im = im.convert('LA')
-        grey = ('L',) if self.codec=='jpg' else ('1','L','LA')
-        mode = 'L' if im.mode in grey else 'RGB'
-        return im if im.mode==mode else im.convert(mode),note
-
     def __repr__(self):
         return (f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, '
                 f"resample={int(self.resample)}{', turn=True' if self.turn else ''})")
+
+# %% ../../nbs/source/02_shrink.ipynb #b4bb88d4
+@patch
+def _can_stay(self:shrink, value, field, im, out):
+    "Is `value` of `field`, which was opened as `im`, bytes in the format of codec `out`?"
+    if not isinstance(value, bytes): return False
+    if _has_pixels(field): return get_codec(field) is out
+    return isinstance(out, ImageCodec) and out._accepts(im.format)
+
+@patch
+def _to_stored_mode(self:shrink, im):
+    """Returns `(image, note)`: `im` in a mode that the codec stores, and a text if transparency is lost, or `None`
+
+    A picture of more than 8 bits, whose mode begins with `I` or `F`, is returned as it is."""
+    if im.mode[0] in 'IF': return im,None   # 16 bits: the codec decides whether it can store them
+    if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
+    note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None
+    if 'transparency' in im.info:
+        im = im.copy()
+        im.info.pop('transparency')
+    if im.mode=='La': im = im.convert('LA')
+    grey = ('L',) if self.codec=='jpg' else ('1','L','LA')
+    mode = 'L' if im.mode in grey else 'RGB'
+    return im if im.mode==mode else im.convert(mode),note
 
 def _has_pixels(field):
     "Does `field` contain images that are not image files, such as `raw`?"
@@ -126,3 +96,38 @@ def _open(value, field):
     if isinstance(value, Image.Image): return value
     if not isinstance(value, bytes): return from_pixels(value)
     return get_codec(field).image(value) if _has_pixels(field) else ImageCodec('img')._open(value)
+
+# %% ../../nbs/source/02_shrink.ipynb #6c42bccb
+@patch
+def _one(self:shrink, value, field='img'):
+    """Shrinks one image: an opened one, encoded bytes, or an array; `field` tells how bytes are encoded
+
+    Returns the bytes to store, or `value` itself if it is small enough, and encoded as it should be."""
+    if isinstance(value, (bytearray,memoryview)): value = bytes(value)
+    if isinstance(value, Image.Image): value = ImageCodec('img').file_of(value) or value   # of a source
+    out = get_codec(self.codec)
+    im = _open(value, field)
+    width,height = im.size
+    scale,orientation = self.size/min(width, height),orientation_of(im)
+    if orientation!=1 and not self.turn and isinstance(out, RawCodec):
+        raise ValueError(f'a picture with EXIF orientation {orientation}, which {self.codec} cannot keep: '
+                         'shrink(…, turn=True) turns it')
+    stays = scale>=1 and not (self.turn and orientation!=1)
+    if stays and self._can_stay(value, field, im, out): return value
+    if stays and isinstance(value, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
+        return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
+    size = max(1, round(width*scale)),max(1, round(height*scale))
+    if scale<1 and not isinstance(value, Image.Image):   # an image of the user may be needed again at its full size
+        im.draft(None, size)
+    im = load_pixels(im)
+    if self.turn and orientation!=1:
+        im = ImageOps.exif_transpose(im)
+        if orientation>=5: size = size[::-1]   # width and height change places
+    exif = only_orientation(im)
+    im,note = self._to_stored_mode(im)
+    if scale<1:
+        gap = 2. if self.resample!=Image.Resampling.NEAREST else None
+        im = im.resize(size, self.resample, reducing_gap=gap)
+    if isinstance(out, ImageCodec):
+        return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
+    return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)

@@ -23,6 +23,8 @@ from .base import shown_path, StreamedSource
 from .files import list_files, file_stamps
 from ..store.shard_index import compression_of, decompressor
 
+from fastcore.basics import patch
+
 # %% ../../nbs/source/07_tars.ipynb #25e02cf7
 class Uncompressed:
     "The content of a file that may be compressed, read once from front to back: `seek` only goes forward"
@@ -67,7 +69,7 @@ class Uncompressed:
         "Read to the end"
         while len(self.peek()): self.position,self.rest = self.position+len(self.rest),b''
 
-# %% ../../nbs/source/07_tars.ipynb #3f71679c
+# %% ../../nbs/source/07_tars.ipynb #a59d3b08
 class DamagedTar(OSError):
     "A tar that is damaged or cut off"
 
@@ -80,8 +82,10 @@ class TarMember(NamedTuple):
     error:Exception|None # Why it cannot be used: a link, a device, a sparse file, or there twice; else `None`
     is_first:bool # Is it the first of an archive, but for folders? A file may contain several, one after the other
 
+# %% ../../nbs/source/07_tars.ipynb #bc98a82b
 _HEADERS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,   # types of headers that extend the next one
                       tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
+
 _MAX_HEADER = 1<<20   # bytes of a long name, or of pax headers; tarfile would read as much as is claimed
 _MAX_HEADERS = 32   # extended headers of one member; tarfile calls itself for each
 _MAX_ZEROS = 1<<26   # bytes of zeros after an archive that is compressed, where a few bytes stand for a megabyte
@@ -131,6 +135,7 @@ class _StrictTarFile(tarfile.TarFile):
                 file.stop(OSError(f'more than {_MAX_ZEROS:,} bytes of zeros'))
         self.zeros_at = self.offset
 
+# %% ../../nbs/source/07_tars.ipynb #59d7dd83
 def tar_members(
     file, # Binary file that contains an uncompressed tar
     contents:bool=True, # Read the contents too? Otherwise `file` must be a file on disk, and only headers are read
@@ -176,13 +181,7 @@ def _member(file, info, length, is_first):
         raise EOFError(f'{info.name} ends at byte {info.offset_data+info.size:,} of {length:,}')
     return TarMember(info.name, info.offset_data, info.size, content, error, is_first)
 
-# %% ../../nbs/source/07_tars.ipynb #804bc826
-def _by_field(members):
-    "`{field: member}` from `{extension: member}`; an extension whose field another extension has stays itself"
-    fields = {extension:field_of(extension) for extension in members}
-    return {extension if field!=extension and field in members else field:members[extension]
-            for extension,field in fields.items()}
-
+# %% ../../nbs/source/07_tars.ipynb #ef5742c6
 def group_members(
     members, # From `tar_members`
     is_complete=None, # `is_complete(fields)`: should the last sample before damage be yielded? Default: no
@@ -225,6 +224,13 @@ def group_members(
     if fields: yield key,_by_field(fields)
     if unusable: yield other,_by_field(unusable)
 
+# %% ../../nbs/source/07_tars.ipynb #9aa13e03
+def _by_field(members):
+    "`{field: member}` from `{extension: member}`; an extension whose field another extension has stays itself"
+    fields = {extension:field_of(extension) for extension in members}
+    return {extension if field!=extension and field in members else field:members[extension]
+            for extension,field in fields.items()}
+
 def _add_member(fields, extension, member):
     "Adds a member to `fields`, `{extension: TarMember}` of its sample; with an `error` if the extension is there twice"
     first = fields.get(extension)
@@ -240,7 +246,7 @@ def _kind_of(name):
     if base.startswith('.'): return 'hidden files in tars were left out'
     return "files in tars whose names have no extension, or are `__…__`, were left out"
 
-# %% ../../nbs/source/07_tars.ipynb #fc6bf7bf
+# %% ../../nbs/source/07_tars.ipynb #65ebad2a
 # Of files in a folder. What is compressed with xz or bzip2 is found, too: it is an error, and not left out
 TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.zst','.tzst','.tar.xz','.txz','.tar.bz2','.tbz2'
 
@@ -271,6 +277,7 @@ def expand_braces(
 
 def _listed(names): return names if isinstance(names, list) else [names]
 
+# %% ../../nbs/source/07_tars.ipynb #d5d58a0c
 _PART_BYTES = 1<<26   # of contents that are sent to a worker together; a part of a stream may be short
 
 class tar_samples(StreamedSource):
@@ -309,54 +316,6 @@ class tar_samples(StreamedSource):
                 if sizes: return max(200, sum(sizes)//len(sizes))
         return 200
 
-    def _text_fields(self, n=100):
-        """Set of the fields in which a label is text, in the first `n` samples of the first tar that has samples
-
-        All labels of these fields are read as text, whatever comes later, as `index_shards` does it. Looks at ten tars
-        at most."""
-        for path in self.files[:10]:
-            is_empty,texts = True,set()
-            with open(path, 'rb') as file:
-                content = _local_content(file)
-                members = tar_members(file, contents=False) if content is None else tar_members(content)
-                try:
-                    for _,fields in islice(group_members(members), n):
-                        is_empty = False
-                        texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
-                except DamagedTar: pass   # which is a failure when the samples are read
-            if not is_empty: return texts
-        return set()
-
-    def _samples(self):
-        """Yields `(name, raw)` for each sample, and `(name, DamagedTar)` where a tar is cut off or damaged
-
-        Raises `DamagedTar` for damaged compressed data, after the samples of this tar."""
-        text_fields = self._text_fields()
-        usual = set()   # the fields of the sample before
-        def is_complete(fields): return usual<=fields.keys()
-        for path in self.files:
-            with open(path, 'rb') as file:
-                content = _local_content(file)
-                members = tar_members(file, contents=False) if content is None else tar_members(content)
-                key = None
-                try:
-                    for key,fields in group_members(members, is_complete):
-                        usual = fields.keys()
-                        yield f'{path.name}: {key}', self._raw(path, key, fields, text_fields)
-                except DamagedTar as e: yield f'{path.name}: after {key}', DamagedTar(f'{path}: {e}')
-                if content is not None: _check_compressed(path, content)
-
-    def _raw(self, path, key, fields, text_fields):
-        """What is sent to a worker: the error of a member, if one has any, or a tuple
-
-        It consists of path, key or `None`, `{field: (start, size)}`, with the content in place of these if the tar is
-        compressed, the fields with labels that are text, and those for which `is_exact_label` holds."""
-        for member in fields.values():
-            if member.error is not None: return member.error
-        parts = {f:(m.start, m.size) if m.content is None else m.content for f,m in fields.items()}
-        exact = [f for f,m in fields.items() if _is_label(f) and is_exact_label(m.name)]
-        return str(path),None if self.key is False else key,parts,text_fields,exact
-
     def stream(self, size):
         part,nbytes = [],0
         for name,raw in self._samples():
@@ -373,6 +332,59 @@ class tar_samples(StreamedSource):
     def __repr__(self):
         return f"tar_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
+# %% ../../nbs/source/07_tars.ipynb #5235fdc7
+@patch
+def _text_fields(self:tar_samples, n=100):
+    """Set of the fields in which a label is text, in the first `n` samples of the first tar that has samples
+
+    All labels of these fields are read as text, whatever comes later, as `index_shards` does it. Looks at ten tars
+    at most."""
+    for path in self.files[:10]:
+        is_empty,texts = True,set()
+        with open(path, 'rb') as file:
+            content = _local_content(file)
+            members = tar_members(file, contents=False) if content is None else tar_members(content)
+            try:
+                for _,fields in islice(group_members(members), n):
+                    is_empty = False
+                    texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
+            except DamagedTar: pass   # which is a failure when the samples are read
+        if not is_empty: return texts
+    return set()
+
+@patch
+def _samples(self:tar_samples):
+    """Yields `(name, raw)` for each sample, and `(name, DamagedTar)` where a tar is cut off or damaged
+
+    Raises `DamagedTar` for damaged compressed data, after the samples of this tar."""
+    text_fields = self._text_fields()
+    usual = set()   # the fields of the sample before
+    def is_complete(fields): return usual<=fields.keys()
+    for path in self.files:
+        with open(path, 'rb') as file:
+            content = _local_content(file)
+            members = tar_members(file, contents=False) if content is None else tar_members(content)
+            key = None
+            try:
+                for key,fields in group_members(members, is_complete):
+                    usual = fields.keys()
+                    yield f'{path.name}: {key}', self._raw(path, key, fields, text_fields)
+            except DamagedTar as e: yield f'{path.name}: after {key}', DamagedTar(f'{path}: {e}')
+            if content is not None: _check_compressed(path, content)
+
+@patch
+def _raw(self:tar_samples, path, key, fields, text_fields):
+    """What is sent to a worker: the error of a member, if one has any, or a tuple
+
+    It consists of path, key or `None`, `{field: (start, size)}`, with the content in place of these if the tar is
+    compressed, the fields with labels that are text, and those for which `is_exact_label` holds."""
+    for member in fields.values():
+        if member.error is not None: return member.error
+    parts = {f:(m.start, m.size) if m.content is None else m.content for f,m in fields.items()}
+    exact = [f for f,m in fields.items() if _is_label(f) and is_exact_label(m.name)]
+    return str(path),None if self.key is False else key,parts,text_fields,exact
+
+# %% ../../nbs/source/07_tars.ipynb #fd1a8195
 def _is_label(field):
     codec = get_codec(field)
     return codec is not None and codec.name=='cls'
