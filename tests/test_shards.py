@@ -14,8 +14,8 @@ from hypothesis import example, given, strategies as st
 from conftest import class_of, examples, wait_for
 from fastai_remote import (
     CorruptSample, IngestError, RandomStoreSplitter, RedisStore, ShardBlock, ShardStore, StoreBusy,
-    StoreError, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat, get_remote_items,
-    image_samples, index_shards, shrink, to_redis, to_shards)
+    StoreError, StoreExists, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat,
+    get_remote_items, image_samples, index_shards, shrink, to_redis, to_shards)
 from fastai_remote.core import seal
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.shard_index import ShardManifest
