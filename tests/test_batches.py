@@ -307,9 +307,9 @@ def test_damage_is_described_in_the_same_words_item_by_item(store):
     with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"):
         list(loaders(s, 'a.npyimg', splitter=every).valid)
 
-@paths
-@if_bad
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers,on_bad,tfms', [
+    *((0, on_bad, tfms) for on_bad in ('replace', 'skip') for tfms in (None, own_transform())),
+    (2, 'replace', None), (2, 'skip', own_transform())])
 def test_a_bad_sample_is_replaced_or_skipped(tfms, on_bad, workers):
     "Whether it is missing, or cannot be decoded although its checksum is right; all others keep their places"
     for x,bad,store in (('png', [3, 10], Lossy(3, 10)), ('jpg', [5, 9], Lossy(cut=(5, 9)))):

@@ -128,7 +128,6 @@ def test_cli_terminal():
     test_eq(list(Progress(lambda r: (r.written, 2), file=terminal, pause=0)(chunks(), 4, report)), [100,200,300,400])
     lines = terminal.getvalue().split('\r\x1b[K')
     test_eq((lines[1], lines[-1]), ('starting',''))
-    repr(lines[2])
     message = "pets: repeat the same call to go on, or RedisStore.abandon(url, 'pets')\n  a: b"
     test_eq(in_shell(message, ['redis://h','my pets']),
             "pets: repeat the same command to go on, or `fastai_remote abandon redis://h 'my pets'`; a: b")
@@ -148,7 +147,6 @@ def test_cli_words():
     test_eq(split_sources(['a.csv', 'b.csv', 'redis://localhost', 'pets']),
             (['a.csv','b.csv'], ['redis://localhost','pets']))
     with expect_fail(UsageError, contains='the name of the dataset is missing'): read_places(['redis://localhost'])
-    repr(a.words)
     with tempfile.TemporaryDirectory() as d:
         folder = Path(d)/'images'/'cat'
         folder.mkdir(parents=True)

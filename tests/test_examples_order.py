@@ -2,9 +2,9 @@
 import numpy as np
 from fastcore.test import test_eq
 from fastai_remote.order.base import Order
+from fastai_remote.order.ranks import rank_share, worker_batches
 from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.quality import shuffle_quality
-from fastai_remote.order.ranks import rank_share, worker_batches
 from fastai_remote.order.shards import ShardPermutation
 
 def test_order_ranks():
@@ -12,8 +12,6 @@ def test_order_ranks():
     test_eq([list(rank_share(Order(10), r, 4, consecutive=True)) for r in range(4)], [[0,1,2],[3,4,5],[6,7,8],[9,0,1]])
     def batches_of(worker): return [b.tolist() for b in worker_batches(Order(10), 3, worker, 2)]
     test_eq([batches_of(0), batches_of(1)], [[[0,1,2],[6,7,8]], [[3,4,5],[9]]])
-    orders = [rank_share(Order(40, ShardPermutation([10]*4, seed=1, interleave=1)), r, 2) for r in range(2)]
-    repr([{number//10 for number in order} for order in orders])   # the shards that each rank reads
 
 def test_order_quality():
     n,starts = 100_000,np.arange(0, 100_001, 1000)

@@ -1,26 +1,27 @@
 "What each module of `source` does, in short: examples that were tried first"
-import csv, gzip, json, lzma, pickle, tempfile
+import tempfile
+import PIL.Image as Image
 import numpy as np
 import pandas as pd
 import tempfile as tmp
-from PIL import Image
+import csv, gzip, json, lzma, pickle
 from datetime import date
 from decimal import Decimal
 from fastcore.test import expect_fail, test_eq
 from functools import partial
 from pathlib import Path
 from torch.utils.data import ConcatDataset, Subset
-from fastai_remote.codec.strokes import simplify
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.source.arrays import array_samples
-from fastai_remote.source.base import as_sample, fn_fingerprint, IndexedSource
+from fastai_remote.source.base import as_sample, fn_fingerprint
 from fastai_remote.source.columns import Column, ColumnOptions, ColumnType, file_format, image_format, LoadRow
 from fastai_remote.source.columns import TablePlan
-from fastai_remote.source.csv_files import csv_samples
 from fastai_remote.source.datasets import as_source
+from fastai_remote.source.torch_items import class_names, DatasetSource, flat_items, opened_files, original_file
+from fastai_remote.codec.strokes import simplify
+from fastai_remote.source.csv_files import csv_samples
 from fastai_remote.source.drawings import _grouped, _LoadDrawing, drawing_samples
 from fastai_remote.source.frames import table_samples
-from fastai_remote.source.torch_items import class_names, DatasetSource, flat_items, opened_files, original_file
 
 def test_source_arrays():
     folder = Path(tempfile.mkdtemp())
@@ -31,7 +32,6 @@ def test_source_arrays():
     test_eq((name, raw['cls'], raw['npy']), ('row 3', 'a', images[3]))
     with expect_fail(ValueError, contains='arrays of different lengths: npy 5, cls 4'):
         array_samples({'npy':images, 'cls':labels[:4]})
-    repr(src)
 
 def test_source_base():
     im = Image.new('RGB', (4,3))
@@ -47,15 +47,6 @@ def test_source_base():
     assert fn_fingerprint(f).split()[1:]!=fn_fingerprint(g).split()[1:]
     assert fn_fingerprint(Times(2))!=fn_fingerprint(Times(3))
     assert fn_fingerprint(partial(f, k=2))!=fn_fingerprint(partial(f, k=3))
-    class Squares(IndexedSource):
-        "The numbers below `n`, and their squares"
-        def __init__(self, n): self.n = n
-        def __len__(self): return self.n
-        def read(self, numbers): return [(f'number {i}', i) for i in numbers.tolist()]
-        def load(self, raw): return {'x.i8':raw, 'square.i8':raw**2}
-        def fingerprint(self): return self.n
-    source = Squares(10)
-    repr([source.load(raw) for _,raw in source.read(np.array([3,5]))])
 
 def test_source_columns():
     test_eq(file_format(b'\xff\xd8\xff\xe0'), 'jpg')
@@ -78,7 +69,6 @@ def test_source_columns():
     test_eq(([c.field for c in plan.columns], plan.vocab), (['jpg','cls'], {'cls':['dog','cat']}))
     with expect_fail(ValueError, contains="no column 'kind'; there are Image Path, label"):
         TablePlan(types, rows, ColumnOptions(label_col='kind'))
-    repr(plan.load)
 
 def test_source_datasets():
     src = as_source(pd.DataFrame({'txt':['a','b','c'], 'cls':['x','y','x']}))
@@ -99,7 +89,6 @@ def test_source_datasets():
     test_eq([src.load(r) for _,r in src.read(np.array([0,2,4]))], [1,3,5])
     with expect_fail(TypeError, contains='paths of images and other things'): as_source(['a/1.jpg','cat'])
     with expect_fail(TypeError, contains='object: can be neither indexed nor gone through'): as_source(object())
-    repr(src.splits)
     src = as_source({'train':(i*i for i in range(5)), 'valid':[7]})
     test_eq([(p.split,list(p)) for p in src.stream(4)],
             [('train',[(f'train: item {i}',('train',i*i)) for i in range(4)]), ('train',[('train: item 4',('train',16))]),
@@ -120,7 +109,6 @@ def test_source_torch_items():
     test_eq(class_names(ConcatDataset([Squares(), Subset(Squares(), [1,3])])), (['even','odd'], None))
     others = Squares()
     others.classes = ['odd','even']
-    repr(class_names(ConcatDataset([Squares(), others]))[1])
     folder = Path(tmp.mkdtemp())
     Image.fromarray(np.arange(64, dtype='u1').reshape(8, 8)).save(folder/'a.jpg')
     with opened_files() as files: image = Image.open(folder/'a.jpg').convert('RGB')
@@ -137,7 +125,6 @@ def test_source_torch_items():
     (name,raw), = source.read(np.array([2]))
     sample = source.as_is(raw)
     test_eq(bytes(sample['jpg']), (folder/'a.jpg').read_bytes())
-    repr({field:getattr(value, 'shape', None) for field,value in sample.items()})
 
 def test_source_csv_files():
     d = Path(tempfile.mkdtemp())

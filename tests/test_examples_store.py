@@ -1,17 +1,15 @@
 "What each module of `store` does, in short: examples that were tried first"
-import io, os, pickle, shutil, tarfile, tempfile, time, warnings, zlib
+import io, os, pickle, tarfile, tempfile, time, zlib
 import fsspec
-import redis
 import numpy as np
-from concurrent.futures import ThreadPoolExecutor
+import shutil, warnings
+import redis
 from fastcore.test import expect_fail, test_eq
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from fastai_remote.clock import monotonic
-from fastai_remote.core import CorruptSample, crc32s, Manifest, MissingSample, StoreUnavailable, UnknownField
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.ingest.stores import RedisStore, ShardStore
+from fastai_remote.core import CorruptSample, crc32s, Manifest, StoreUnavailable, UnknownField
 from fastai_remote.store.address import hidden_names, public_options, public_url, secret_texts, SecretOptions
 from fastai_remote.store.address import without_secrets
 from fastai_remote.store.bounded import bytes_to_read, Deadline, ShortAnswer, UnusableAnswer
@@ -26,6 +24,8 @@ from fastai_remote.store.shard_check import moved
 from fastai_remote.store.shard_index import pack_index, ShardFile, ShardIndex, ShardManifest, ShardTable, Unzip
 from fastai_remote.store.storage import s3_options, Storage, StorageLink
 from fastai_remote.store.whole_shards import WholeShards
+from fastai_remote.core import MissingSample
+from fastai_remote.ingest.stores import RedisStore
 
 def test_store_address():
     options = SecretOptions(endpoint_url='https://me:hush@host', key='hush', headers={'X-New':'hush'}, anon=False,
@@ -34,7 +34,6 @@ def test_store_address():
     test_eq(hidden_names(options), ['endpoint_url', 'key', 'headers', 'client_kwargs.cookies'])
     assert 'hush' not in f'{options} {options!r}'
     test_eq(public_url('simplecache::https://me:hush@host/pets?sig=hush'), 'simplecache::https://host/pets')
-    repr(options)
     secrets = secret_texts({'key':'hush-hush', 'auth':('me', 'pw')}, 'https://host/pets?sig=Hx%2Fz')
     error = without_secrets(ValueError('https://host/pets/a?sig=Hx%2Fz refuses hush-hush, pw, and spews'), secrets)
     test_eq(str(error), 'https://host/pets/a?*** refuses ***, ***, and spews')
@@ -67,7 +66,6 @@ def test_store_connection():
     other = Opener(open_dataset, 'pets', link=changed, name='pets')
     assert dataset()[0] is opener() and dataset() is dataset()
     test_eq(other(), (['redis://localhost','changed'], 'pets'))
-    repr(dataset)
     answers = [ConnectionError('reset'), ConnectionError('reset'), 'PONG']
     def attempt():
         answer = answers.pop(0)
@@ -93,13 +91,11 @@ def test_store_fields():
     test_eq(([f for f in ('mask.png','jpg') if table.holds_masks(f)], table.default), (['mask.png'], 'jpg;png'))
     test_eq((table.choice('jpg;gif;png?'), table.entry('jpg;png')['codec']), ((['jpg','png'], True), 'img'))
     with expect_fail(UnknownField, contains="shown: no field 'gif'; there are 'mask.png', 'txt'"): table.choice('gif')
-    repr(table.counts)
 
 def test_store_redis_acl():
     reply = "User reader has no permissions to run the 'hscan' command"
     test_eq(missing_right(reply, ('HSCAN', 'pets:~failures#0', 0)),
             f'this user may not run HSCAN: its access list (ACL) needs +hscan ({reply})')
-    print(missing_right('No permissions to access a key', ('MGET', 'pets@2:jpg:0', 'pets@2:jpg:1')))
 
 def test_store_redis_link():
     test_eq(split_secret('redis://localhost:6379/2'), ('redis://localhost:6379/2', None))
@@ -117,7 +113,6 @@ def test_store_redis_link():
 
     l = RedisLink('redis://:s3cret@localhost:6379')
     assert b's3cret' not in pickle.dumps(l) and 's3cret' not in repr(l)
-    repr(l)
 
 def test_store_redis_servers():
     # All commands of a request are sent at once:
@@ -170,21 +165,10 @@ def test_store_shard_index():
     t = ShardTable('\n'.join(f'shard-{k:06}.tar' for k in range(n)).encode(), *(np.full(n, 1000) for _ in range(5)))
     held = sum(a.nbytes for a in (t.n,t.size,t.crc,t.idx,t.icrc,t.starts,t.cuts))+len(t.text)
     assert held<60*n
-    repr(f'{held/1e6:.0f} MB for {t.starts[-1]:,} samples in {len(t):,} shards')
-
-def test_store_shard_part():
-    # The parts that the values of a field are in, after an edit:
-    with TemporaryDirectory() as folder:
-        to_shards([{'txt':f'text {i}'} for i in range(6)], folder, shuffle=False, maxcount=4, num_workers=1, progress=False)
-        store = ShardStore(folder).add_fields(lambda o: {'upper.txt':o['txt'].upper()}, num_workers=1, progress=False)
-        store = store.edit(drop=[0], set={'txt':{2:'changed'}})
-        test_eq(store[1], {'txt':'changed', 'upper.txt':'TEXT 2'})
-        print([(part.folder, positions, places.tolist()) for part,positions,places in store.groups(np.arange(5), 'txt')])
 
 def test_store_storage():
     client = s3_options('http://localhost:9000', 'me', 'hush-hush')
     assert 'hush' not in repr(client) and b'hush' not in pickle.dumps(client) and client['secret']=='hush-hush'
-    repr(client)
     options = dict(key='me', secret='hush-hush', endpoint_url='http://localhost:1')
     st = StorageLink('s3://bucket/pets', storage_options=options)
     assert 'hush' not in repr(st) and b'hush' not in (d:=pickle.dumps(st)) and len(d)<600
@@ -223,7 +207,6 @@ def test_store_whole_shards():
     w.prefetch([0,1], wait=True)
     test_eq(os.pread(w.get(1).fd, 4, 0), b'\1\1\1\1')
     with expect_fail(CorruptSample, contains='numbers: shard 2.tar: not the bytes that were indexed (2 times)'): w.fetch(2)
-    repr(w.part.cache)
 
 def test_store_cache():
     tmp = tempfile.TemporaryDirectory()

@@ -4,7 +4,6 @@ import numpy as np
 from fastcore.test import expect_fail, test_eq
 from fastai_remote.codec.numbers import narrow
 from fastai_remote.core import CorruptSample, crc32s, Manifest, seal, StoreBusy, StoreExists, StoreNotFound
-from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import RedisStore, ShardStore
 from fastai_remote.store.redis_layout import key_layout
 from fastai_remote.store.redis_link import RedisLink
@@ -12,14 +11,10 @@ from fastai_remote.store.server import redis_server
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.base import check_name, chunk_count, host_id, is_alive, label_hash, MemoryWriter
 from fastai_remote.write.base import progress_text
-from fastai_remote.write.folder_lock import FolderLock
-from fastai_remote.write.folder_place import FolderPlace
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.redis_lost import lost_of_range, lost_samples
 from fastai_remote.write.redis_place import RedisPlace
 from fastai_remote.write.redis_state import IngestKeys, packed_writes, parse_record, read_sealed
-from fastai_remote.write.redis_state import split_runs, state_keys, value_keys
 from fastai_remote.write.shard_files import generation_of
 from fastai_remote.write.totals import Totals
 from fastai_remote.write.shards import ShardWriter
@@ -41,34 +36,6 @@ def test_write_base():
     w.commit()
     w.close()
     test_eq((len(w.store), w.store.vocab, w.store[1]), (3, ['x','y'], {'txt':'c', 'cls':'y'}))
-    repr(w.store)
-
-def test_write_folder_lock():
-    tmp = tempfile.TemporaryDirectory()
-    lock,other = FolderLock(Storage(tmp.name)),FolderLock(Storage(tmp.name))
-    lock.take()
-    with expect_fail(StoreBusy, contains='is writing here now (3 of 8 done)'): other.take(lambda: ' (3 of 8 done)')
-    with lock.publishing(): lock.storage.write('manifest.json', b'{}')
-    lock.close()
-    other.take()
-    with expect_fail(StoreBusy, contains='the lock was lost'):
-        with lock.publishing(): lock.storage.write('manifest.json', b'{"late": 1}')
-    test_eq(bytes(other.storage.read('manifest.json')), b'{}')
-    holder = other.holder()
-    other.close()
-    list(holder)
-
-def test_write_folder_place():
-    # An ingest that is abandoned leaves nothing behind:
-    with tempfile.TemporaryDirectory() as tmp:
-        place = FolderPlace(Storage(f'{tmp}/digits'))
-        with place.locked():
-            plan = place.begin(dict(signature='demo', n=4, chunk=4, fields={'txt':{'codec':'txt', 'dtype':None}}))
-            test_eq(place.plan(), plan)
-            place.drop_plan()
-            test_eq(place.plan(), None)
-        test_eq(place.storage.names(), [])
-    repr(plan)
 
 def test_write_redis():
     server = redis_server()
@@ -81,7 +48,6 @@ def test_write_redis():
         RedisWriter(w.link, 'tiny').begin(dict(signature='demo'))
     with expect_fail(StoreNotFound, contains="no dataset 'tiny'"): RedisStore(server.url, 'tiny')
     test_eq(np.frombuffer(w.link.client.get('tiny:age#0'), 'u1,>u4')['f0'], [7,0,8,9])   # a checksum follows each
-    dict(w.records())
     w.close()
     with expect_fail(StoreBusy, contains='tiny: the lock was lost'): w.put(np.array([1]), {'txt':[b'late']})
     server.close()
@@ -101,7 +67,6 @@ def test_write_redis():
     test_eq(store.get_many(range(3), 'txt')['txt'], [b'a',b'c',b'd'])
     test_eq(store.get_many(range(3), 'cls')['cls'], [2,1,0])
     test_eq(w.link.client.get('tiny:txt:3'), b'd')
-    repr(store)
     keys = ['fastai_remote:names', 'fastai_remote:used', 'tiny:cls#0', 'tiny:meta', 'tiny:register',
             'tiny:txt:0', 'tiny:txt:2', 'tiny:txt:3', 'tiny:~failures#0', 'tiny:~gaps#0']
     test_eq(sorted(key.decode() for key in w.link.client.keys()), keys)
@@ -133,7 +98,6 @@ def test_write_redis_admin():
     test_eq(RedisStore.unfinished(server.url), [])
     with expect_fail(StoreNotFound, contains="no unfinished ingest of 'tiny'"): RedisStore.abandon(server.url, 'tiny')
     test_eq(len(RedisStore(server.url, 'tiny')), 2)
-    repr(left)
     new = RedisStore(server.url, 'tiny').rename('small')
     test_eq((new.name, new.get_many([1], 'txt')['txt'], RedisStore.names(server.url)), ('small', [b'tiny 1'], ['small']))
     write('tiny')
@@ -144,20 +108,6 @@ def test_write_redis_admin():
     test_eq(RedisStore(server.url, 'tiny').get_many([0,1], 'txt')['txt'], [b'tiny 0',b'tiny 1'])
     RedisStore.delete(server.url, 'tiny')
     test_eq(c.keys(), [b'fastai_remote:used'])
-    server.close()
-
-def test_write_redis_lock():
-    server = redis_server()
-    first,second = (RedisLock(RedisLink(server.url), 'tiny') for _ in range(2))
-    first.take()
-    with expect_fail(StoreBusy, contains="is writing 'tiny' now"): second.take()
-    first.write([('SET', 'tiny:txt:0', b'a')])
-    test_eq(first.transaction(lambda p: p.get('tiny:txt:0')), [b'a'])
-    first.close()
-    second.take()
-    with expect_fail(StoreBusy, contains='the lock was lost'): first.write([('SET', 'tiny:txt:0', b'b')])
-    second.close()
-    test_eq(second.link.client.keys(), [b'tiny:txt:0'])
     server.close()
 
 def test_write_redis_lost():
@@ -188,10 +138,6 @@ def test_write_redis_place():
 def test_write_redis_state():
     keys,plan = IngestKeys('pets'),{'id':'7c1', 'fields':{'cls':{'dtype':'i8', 'staged':True}}, 'n':100, 'chunk':16}
     test_eq(keys.record(plan, 6), 'pets:ingest:7c1:record:6')
-    fields = {'jpg':{'dtype':None, 'codec':'jpg'}, 'cls':{'dtype':'i8', 'codec':'cls', 'staged':True}}
-    layout = key_layout('pets@7c1')
-    repr(value_keys(layout, fields, 100)+state_keys(keys, layout, {**plan, 'fields':fields}))
-    split_runs(np.array([3,4,5, 9, (1<<24)-1, 1<<24]))
     sealed = seal({'n':3})
     test_eq(read_sealed(sealed, 'the plan'), {'n':3})
     with expect_fail(CorruptSample, contains='the plan does not match its checksum'):
@@ -234,23 +180,3 @@ def test_write_shards():
     test_eq((store.manifest.counts, len(store.shards)), ({'cls':[3,4]}, 4))
     store.storage.names()
 
-def test_write_shards_admin():
-    tmp = tempfile.TemporaryDirectory()
-    folder,kwargs = f'{tmp.name}/numbers',dict(num_workers=1, progress=False)
-    def number(i): return {'txt':f'number {i}', 'id':i}
-    def fail_at_7(o):
-        if o['id']==7: raise ValueError('seven is out')
-        return o
-
-    to_shards(list(map(number, range(1000))), folder, **kwargs)
-    other = ShardStore(folder)
-    to_shards(list(map(number, range(10))), folder, fail_at_7, overwrite=True, **kwargs)
-    store = ShardStore(folder)
-    reasons = ['ValueError: seven is out (fn was given: dict of txt (str), id (int))']
-    test_eq((len(store), [reason for _,reason in store.failures()]), (9, reasons))
-    with expect_fail(StoreNotFound, contains='replaced since it was opened'): other.get_many([900], 'txt')
-    with expect_fail(StoreExists, contains='is there already (9 samples'):
-        to_shards([{'txt':'a'}], folder, **kwargs)
-    ShardStore.delete(folder)
-    with expect_fail(StoreNotFound, contains='no dataset here'): ShardStore(folder)
-    test_eq(ShardStore.unfinished(folder), [])

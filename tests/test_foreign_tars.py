@@ -162,7 +162,7 @@ def raw(store, i):
 
 _count = itertools.count()
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(odd_names(), min_size=1, max_size=8), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_samples_are_those_of_webdataset(tmp_path, names, format):
     "Keys, extensions and bytes; or the report names what is left out"

@@ -198,7 +198,7 @@ def stateful(made, workers=0):
     return loader(made, batch_size=None, num_workers=workers)
 
 @pytest.mark.parametrize('kind,workers,stops', [
-    *((kind, 0, (0,1,5,26)) for kind in KINDS), *((kind, 2, (5,)) for kind in ('batches','batched','buffer','mix'))])
+    *((kind, 0, (0,1,5,26)) for kind in KINDS), *((kind, 2, (5,)) for kind in ('batches','batched','mix'))])
 def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, stops):
     "In another process, with other random numbers: nothing is lost and nothing comes twice"
     make,times = KINDS[kind]

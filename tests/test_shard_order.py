@@ -149,7 +149,7 @@ def test_places_of_two_groups_are_independent(two):
     "Where a place of one group goes says nothing of where the same place of another goes"
     table = np.zeros((8, 8))
     def place(x): return int(np.flatnonzero(x%4==1)[0])   # in a group of eight, of the first sample with local number 1
-    for seed in range(2000):
+    for seed in range(1000):
         a,b = TWO[two](seed)
         table[place(a),place(b)] += 1
     table = table[table.sum(1)>0][:,table.sum(0)>0]

@@ -150,6 +150,7 @@ def test_similar_lengths_share_a_batch_and_the_longest_comes_first(store):
     assert padding[0]<padding[1]/2
     with fails(TypeError, 'function of the dataset'): dls.train.new(lengths=[1])
 
+@pytest.mark.parametrize('put', ['shards'], indirect=True)
 def test_a_classifier_is_trained_as_in_stock_fastai_shown_and_exported(put, tables, tmp_path):
     store,_ = put(SAMPLES, splits=SPLITS, shuffle=False, chunk=12)   # in several shards
     stock,ours = stock_dls(store, seq_len=16),our_dls(store)
@@ -253,6 +254,7 @@ def test_a_damaged_text_is_an_error_with_advice_while_the_vocabulary_is_counted(
 
 # Language models
 
+@pytest.mark.parametrize('put', ['redis'], indirect=True)
 def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(put, tables, tmp_path):
     store,_ = put(SAMPLES, splits=SPLITS, shuffle=False, chunk=12)
     stock,ours = stock_dls(store, is_lm=True, seq_len=8),our_dls(store, LM)
