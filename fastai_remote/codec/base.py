@@ -6,8 +6,6 @@ Docs: page `codec/base`"""
 # a mask. The stored bytes are what the name says: `redis-cli --raw get pets:jpg:7` returns a file that any viewer
 # opens. Nothing is ever unpickled.
 
-from fastcore.basics import store_attr
-
 # --- Codecs
 
 # A codec converts in both directions: `to_bytes` and `from_bytes`. (These are not called encode and decode, because
@@ -38,7 +36,7 @@ class Codec:
     dtype = None # numpy dtype of fixed-width values, which are stored without `pack` and `unpack`; `None` for bytes
     def __init__(self,
         name:str # The last part of the names of its fields
-    ): store_attr()
+    ): self.name = name
 
     def pack(self, o)->bytes:
         """Convert object `o`, which is not `bytes`, to bytes; raises `TypeError` or `ValueError` if it cannot be stored
@@ -46,7 +44,7 @@ class Codec:
         The base class raises `TypeError` for every object."""
         raise TypeError(f'{self.name}: cannot store a {type(o).__name__}; give bytes')
 
-    def unpack(self, b:bytes):
+    def unpack(self, b:bytes)->object:
         "Convert the bytes of `pack` to the object; raises `ValueError` for damaged bytes. The base class returns `b`"
         return b
 

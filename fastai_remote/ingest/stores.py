@@ -18,6 +18,8 @@ Docs: page `ingest/stores`"""
 # A worker only reads. So a pickle of a store names its reader, and the process that unpickles it imports no writer.
 # `changeable` makes a store of a reader again.
 
+from typing import Self
+
 from .copy import copy_store, map_store, resize_store
 from .partitions import PartitionWriter
 from .revise import append_samples, edit_samples, remove_fields, write_fields
@@ -56,7 +58,7 @@ class DatasetOps:
         raise TypeError(f'{self.name}: a {type(self).__name__} cannot be changed; store.copy or store.map writes a new '
                         'dataset')
 
-    def reopened(self)->Store:
+    def reopened(self)->Self:
         "The version that is there now, a store of the same class"
         raise NotImplementedError
 
@@ -116,7 +118,7 @@ class DatasetOps:
         fn=None, # `fn(sample)` -> sample, run in the workers
         again:bool=False, # Append samples from a source that was appended before?
         **kwargs # `num_workers`, `shuffle`, `seed`, `chunk`, `progress` and `max_failed`, as for `to_redis`
-    ): # The new version, a `Store`
+    )->Self: # The new version
         """Add samples, each at the end of its split; what is there is not written again
 
         Labels that are new get the next codes, so that those of a trained model stay the same. The new version becomes
@@ -129,7 +131,7 @@ class DatasetOps:
     def edit(self,
         drop=(), # Numbers of samples to remove
         set:dict=None, # `{field: {sample number: new value}}`
-    ): # The new version, a `Store`
+    )->Self: # The new version
         """Remove samples, and change values of others, by the numbers that they have now
 
         What has not changed is not written again. The samples behind one that is removed move up. Labels that are new
@@ -148,7 +150,7 @@ class DatasetOps:
         fn,
         fields:list=None, # Fields that the function `fn` gets; default: all
         **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
-    ): # The new version, a `Store`
+    )->Self: # The new version
         """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
         The new version becomes visible at once, when all is written; stores that were opened before go on as they are.
@@ -160,7 +162,7 @@ class DatasetOps:
 
     def drop_fields(self,
         *fields # Names
-    ): # The new version, a `Store`
+    )->Self: # The new version
         "Remove fields from all samples, at once; raises `UnknownField`, and `ValueError` if none would be left"
         return remove_fields(self, list(fields))
 

@@ -11,6 +11,7 @@ __all__ = ['SampleSelection', 'RemoteItems', 'get_remote_items', 'field_values',
 import difflib, operator
 from collections.abc import Hashable
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from fastcore.basics import listify
@@ -88,7 +89,7 @@ class RemoteItems(Order, L):
 
     def _like(self, r, *maps): return type(self)(self.store, r, *maps)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i)->Any:
         "The number of a sample, an `int`, for a position; `RemoteItems` for a slice, list, array or `Order` of them"
         if type(i) is int and (number:=self.known.get(i)) is not None: return number
         res = super().__getitem__(i)

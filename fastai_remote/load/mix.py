@@ -109,7 +109,7 @@ def mix(
     # When an epoch ends: `'all'`, when all have run out, which leave the rest to the others; `'first'`, when one of
     # them has run out in a process; or after so many samples, of all ranks and workers together, where those that run
     # out start again
-    end='all',
+    end:str|int='all',
     seed:int=None, # Seed of the draws and orders, one for all ranks; default: 0 on several ranks, else drawn from torch
     rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
     world_size:int=None # Number of ranks; default: as `rank`

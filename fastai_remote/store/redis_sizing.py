@@ -31,7 +31,7 @@ def redis_memory(
 
 def servers_needed(
     memory:int, # Bytes of the dataset, from `redis_memory`
-    server_memory:int, # Bytes of memory of a server
+    server_memory:float, # Bytes of memory of a server
     spare:float=.25 # Share of a server's memory that stays free: for saving, for copies to replicas, and for growth
 )->int:
     "Number of servers, the masters of a cluster, that hold a dataset; raises `ValueError` unless 0 <= `spare` < 1"

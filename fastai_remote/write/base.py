@@ -163,11 +163,11 @@ class Place:
 
     def committed(self,
         accept_damage:bool=False # Is a damaged manifest as good as none, where it can be replaced?
-    )->Manifest:
+    )->Manifest|None:
         "Returns the manifest of the dataset, or `None`; raises `CorruptSample`, `UnsupportedFormat`"
         raise NotImplementedError
 
-    def plan(self)->Plan:
+    def plan(self)->Plan|None:
         "Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged"
         raise NotImplementedError
 
