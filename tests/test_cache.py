@@ -159,6 +159,15 @@ def test_a_file_of_another_length_is_written_again(cache, folder):
     assert os.pread(fd, 100, 0)==content('u-a', 5)
     os.close(fd)
 
+def test_a_damaged_file_is_dropped_by_those_who_have_it_open_and_a_newer_one_stays(cache):
+    put(cache, 'u-a')
+    fd = cache.open('u-a')
+    assert cache.drop('u-a', fd) and cache.open('u-a') is None
+    put(cache, 'u-a')
+    cache.drop('u-a', fd)
+    os.close(fd)
+    os.close(cache.fetch('u-a', 10*KB, no))
+
 def test_no_key_leads_out_of_the_folder(cache, folder, tmp_path):
     "And what is no plain file is not opened, nor followed"
     for key in ('../a','/etc/passwd','u/a','.lock','..','u-a.part','','a\0b',None):

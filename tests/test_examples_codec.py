@@ -114,4 +114,3 @@ def test_codec_stats():
     grey.add(Image.new('1', (5,5), 1))
     test_eq((grey.summary()['mean'], grey.summary()['grey']), ([1.], [1.,0.]))
     test_eq([sum(map(has_stats, range(n))) for n in (128,256,1024,50_000)], [128,192,320,674])
-    repr({k:v for k,v in s.items() if k!='image'})

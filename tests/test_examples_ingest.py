@@ -54,4 +54,3 @@ def test_ingest_run():
     writer = MemoryWriter('squares')
     ingest(range(40), writer, lambda i: {'x.i8':i*i}, shuffle=False, num_workers=1, progress=False)
     test_eq(writer.store.get_many([3,5], 'x.i8')['x.i8'], [9,25])
-

@@ -300,4 +300,3 @@ def test_load_fetch_transform():
     test_eq(np.array(Fetch('png', store, PILImageBW)({'png':png(5), 'cls':'a'})), np.array(x)-78)
     with expect_fail(UnknownField, contains="greys: no field 'jpg'; there are 'png', 'cls'"):
         Datasets(items, [[Fetch('jpg')]])
-    repr(x)

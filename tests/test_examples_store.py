@@ -2,12 +2,9 @@
 import io, os, pickle, tarfile, tempfile, time, zlib
 import fsspec
 import numpy as np
-import shutil, warnings
 import redis
 from fastcore.test import expect_fail, test_eq
 from types import SimpleNamespace
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from fastai_remote.clock import monotonic
 from fastai_remote.core import CorruptSample, crc32s, Manifest, StoreUnavailable, UnknownField
 from fastai_remote.store.address import hidden_names, public_options, public_url, secret_texts, SecretOptions
@@ -208,64 +205,6 @@ def test_store_whole_shards():
     test_eq(os.pread(w.get(1).fd, 4, 0), b'\1\1\1\1')
     with expect_fail(CorruptSample, contains='numbers: shard 2.tar: not the bytes that were indexed (2 times)'): w.fetch(2)
 
-def test_store_cache():
-    tmp = tempfile.TemporaryDirectory()
-    c = FileCache(f'{tmp.name}/cache', 2500)
-    test_eq(c.used(), (0,0))
-    test_eq(pickle.loads(pickle.dumps(c)).folder, c.folder)
-    for k in '../a','a/b','/etc/passwd','.lock','a.part','',None:
-        with expect_fail(ValueError, contains='cannot name a file of a cache'): c.open(k)
-    assert 0 < FileCache(tmp.name).size <= shutil.disk_usage(tmp.name).free
-    assert c.open('uid-shard-000000.tar') is None
-    repr(c)
-    message = '24 shards of up to 100 MB in flight (8 workers with 3 shards each) need 2.4 GB; the cache'
-    with expect_fail(ValueError, contains=message):
-        FileCache(c.folder, 1e9).check(24, 100_000_000, '8 workers with 3 shards each', 'pets')
-    def get(k, n=1000, write=None):
-        "File k of n bytes, closed at once: did it have to be written?"
-        wrote = []
-        fd = c.fetch(f'uid-shard-{k:06}.tar', n, write or (lambda f: (wrote.append(k), f.write(bytes([k])*n))))
-        test_eq(os.pread(fd, n+1, 0), bytes([k])*n)
-        os.close(fd)
-        return bool(wrote)
-
-    test_eq([get(0), get(0), get(1)], [True,False,True])
-    test_eq(c.used(), (2000,2))
-    fd = c.open('uid-shard-000001.tar')
-    assert c.drop('uid-shard-000001.tar', fd)
-    test_eq([get(1), get(1)], [True,False])
-    c.drop('uid-shard-000001.tar', fd)   # that was the damaged one
-    test_eq(get(1), False)
-    os.close(fd)
-    get(0)
-    test_eq([get(2), get(0), get(1)], [True,False,True])
-    repr(c)
-    fd = c.open('uid-shard-000000.tar')
-    get(3), get(4)
-    assert c.open('uid-shard-000000.tar') is None
-    test_eq(os.pread(fd, 1001, 0), bytes(1000))
-    os.close(fd)
-    with warnings.catch_warnings(record=True) as w:
-        warnings.simplefilter('always')
-        for _ in range(2): assert c.fetch('uid-shard-000005.tar', 3000, print) is None
-    test_eq(len(w), 1)
-    print(str(w[0].message).replace(tmp.name, ''))
-    def broken(f):
-        f.write(b'half of it')
-        raise ConnectionError('connection reset')
-    with expect_fail(ConnectionError, contains='connection reset'): get(6, write=broken)
-    with expect_fail(OSError, contains='uid-shard-000006.tar: 10 bytes came of 1,000'):
-        get(6, write=lambda f: f.write(b'half of it'))
-    with expect_fail(OSError, contains="uid-shard-000006.tar: more than its 1,000 bytes came"):
-        get(6, write=lambda f: f.write(bytes(1001)))
-    test_eq(list(Path(c.folder).rglob('*.part')), [])
-    with ThreadPoolExecutor(8) as ex: wrote = list(ex.map(lambda _: get(7), range(8)))
-    test_eq(sum(wrote), 1)
-    c.clear()
-    test_eq(c.used(), (0,0))
-    test_eq(os.listdir(c.folder), ['.lock'])
-    tmp.cleanup()
-
 def test_store_redis_keys():
     # The drawings as the post stores them:
     server = redis_server()
@@ -289,18 +228,3 @@ def test_store_redis_keys():
     with expect_fail(MissingSample, contains='sample 4 is missing'): store[4]
     with expect_fail(ValueError, contains='labels need a vocab'): RedisStore.from_keys(server.url, 'x:{}', 'y:{}', 3)
     server.close()
-    repr(store)
-
-def test_store_server():
-    with redis_server() as s:
-        c = redis.Redis.from_url(s.url)
-        c.set('a', 1)
-        test_eq(c.get('a'), b'1')
-    repr(s)
-    # A server with a password on a TCP port, and data that is kept between runs. A folder with an append-only file,
-    # such as `fastai_remote serve` writes, is used with that file:
-    with tempfile.TemporaryDirectory() as d:
-        with redis_server(d, port=-1, requirepass='p@ss/word') as s:
-            redis.Redis.from_url(s.url).set('a', 1)
-            assert 'p@ss' not in repr(s)
-        with redis_server(d) as s: test_eq(redis.Redis.from_url(s.url).get('a'), b'1')

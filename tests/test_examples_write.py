@@ -179,4 +179,3 @@ def test_write_shards():
     test_eq((store.splits, store.vocab), ({'train':[0,5], 'valid':[5,7]}, ['even','odd']))
     test_eq((store.manifest.counts, len(store.shards)), ({'cls':[3,4]}, 4))
     store.storage.names()
-
