@@ -20,7 +20,7 @@ from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
 from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of, is_added_file, is_own_file, MAX_STATE
 from .shard_files import needs_card, own_shards, owns_card, owns_labels
-from .shard_files import PART_FILE, PLAN_FILE, SHARD_FILE, STATE_FILE
+from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, SHARD_FILE, STATE_FILE
 
 _plan_entries = {'n':int, 'chunk':int, 'generation':int, 'prefix':str, 'signature':str} # Of each plan
 
@@ -43,9 +43,10 @@ class FolderPlace(Place):
     @property
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
 
-    def take(self, progress=None):
+    def count_done(self, plan): return sum(bool(RECORD_FILE.match(name)) for name in self.hidden.names('.ingest'))
+    def take(self):
         _ = self.storage.fs   # so that the error of an address that cannot be opened names this folder
-        self.lock.take(progress)
+        self.lock.take(self.progress)
 
     def close(self):
         """Releases the lock; in a folder of this machine, removes files that workers had begun and not published
