@@ -154,7 +154,9 @@ class FolderPlace(Place):
         return bool(state)
 
     def _remove(self, storage, names, step=1000):
-        "Removes files while the lock is held: what is needed by who has taken over, nobody else knows; raises `StoreBusy`"
+        """Removes files while the lock is held; raises `StoreBusy`
+
+        What is needed by somebody who has taken over, nobody else knows: an edit has no plan."""
         for k in range(0, len(names), step):
             with self.lock.publishing(): storage.remove(names[k:k+step])
 
