@@ -12,7 +12,8 @@ from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
 from fastai_remote.write import folder_lock
 from fastai_remote.write.base import LEASE_SECONDS
-from fastai_remote.write.folder_lock import FolderLock
+from fastai_remote.write.folder_lock import FolderLock, LOCK_FILE
+from fastai_remote.write.folder_place import FolderPlace
 
 def records(folder): return len(list(folder.glob('.fastai_remote/.ingest/chunk-*.json')))
 
@@ -181,3 +182,17 @@ def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, k):
     assert 'us' in want or k==6
     os.kill(pid, signal.SIGCONT)
     assert ends_with(pid)==BUSY and writers(folder)==want and is_right(folder)
+
+@pytest.mark.parametrize('call', ['clean_up','remove_all'])
+def test_who_has_lost_the_lock_removes_nothing(tmp_path, call):
+    "Nobody knows what the next one is about to publish: an edit has no plan, and its files are not in the manifest yet"
+    write(tmp_path/'d')
+    late,other = FolderPlace(Storage(f'{tmp_path}/d')),FolderPlace(Storage(f'{tmp_path}/d'))
+    late.take()
+    late.hidden.remove([LOCK_FILE])   # as if it had slept for too long
+    with other.locked():
+        other.hidden.write('.part-2-0123abcd-000000.tar', b'')
+        before = sorted(tmp_path.rglob('*'))
+        with pytest.raises(StoreBusy): getattr(late, call)()
+        assert sorted(tmp_path.rglob('*'))==before and is_right(tmp_path/'d')
+    late.close()

@@ -17,7 +17,7 @@ from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.write.base import ChunksLost, MemoryWriter
+from fastai_remote.write.base import ChunksLost, label_hash, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_state import packed_writes
 from fastai_remote.write.revision import wider_dtype
@@ -318,6 +318,26 @@ def test_of_a_chunk_that_is_written_twice_one_attempt_counts(place, failing):
     store = place.open()
     kept,failures = attempts[0]
     assert values(store, 'id')==list(kept) and list(store.failures())==failures and store.manifest.failed==len(failures)
+
+def test_a_label_of_a_late_attempt_is_written_again(fresh):
+    "An engine runs a task twice, and `fn` answers otherwise: the attempt that recorded the chunk counts"
+    leader = RedisWriter(RedisLink(fresh.url), 'd')
+    fields = {'cls':{'codec':'cls', 'dtype':'i8', 'staged':True, 'text':True}}
+    leader.begin(dict(signature='s', n=8, chunk=4, fields=fields, splits=None, vocab={}, stats=None))
+    def write(chunk, label, records=True):
+        writer,numbers = leader.opener()(),np.arange(4*chunk, 4*chunk+4)
+        writer.put(numbers, {'cls~':label_hash([label]*4)})
+        if records: writer.done(chunk, dict(ok=4, bytes=32, failed=0, gaps=[], counts={'cls':[[label,4]]}))
+    write(0, 'a')
+    write(1, 'b')
+    write(1, 'late', records=False)
+    with pytest.raises(ChunksLost, match="lost values of 1 chunks of 'd'"): leader.commit()
+    assert [chunk for chunk,_ in leader.records()]==[0]
+    write(1, 'b')
+    leader.commit()
+    leader.close()
+    store = RedisStore(fresh.url, 'd')
+    assert [o['cls'] for o in store[:]]==['a']*4+['b']*4 and store.class_counts()=={'a':4, 'b':4}
 
 def test_failures_of_chunks_that_were_lost_count_once():
     "When they are written again: else there were too many"

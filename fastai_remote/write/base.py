@@ -143,9 +143,7 @@ class Place:
         "The call that drops an unfinished ingest, for a message"
         return 'abandon()'
 
-    def take(self,
-        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
-    ):
+    def take(self):
         "Takes the lock; raises `StoreBusy`"
         raise NotImplementedError
 
@@ -170,6 +168,28 @@ class Place:
     def plan(self)->Plan|None:
         "Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged"
         raise NotImplementedError
+
+    def count_done(self,
+        plan:Plan # Of an unfinished ingest
+    )->int: # `None` if that is not known, as here
+        "Returns how many chunks of an unfinished ingest have a record"
+
+    def progress(self)->str:
+        "Returns how far an unfinished ingest is, as `progress_text`; '' if that is not known"
+        try:
+            plan = self.plan()
+            done = self.count_done(plan) if plan else None
+        except StoreError: return ''   # the place is away, or the plan is damaged
+        return '' if done is None else progress_text(plan, done)
+
+    def describe(self,
+        plan:Plan, # Of an unfinished ingest; empty if it is damaged
+        running:bool # Does somebody hold the lock?
+    )->dict: # `name`; `chunks` done; `of` how many, `None` for a stream; `began` (UTC); `running`
+        "Returns what a list of unfinished ingests has of one"
+        of = 0 if not plan else None if plan.get('open') else chunk_count(plan)
+        return dict(name=self.name, chunks=self.count_done(plan) if plan else 0, of=of, began=plan.get('began', ''),
+                    running=running)
 
     def begin(self,
         plan:Plan # As `Writer.checked_plan` returned it
@@ -250,7 +270,7 @@ class Writer:
 
         Raises `StoreBusy`, `StoreExists`, and what the methods raise that it calls. After an error, the lock is
         released."""
-        self.place.take(self.progress)
+        self.place.take()
         try:
             dataset,earlier = self._found(overwrite)
             self.check_dataset(dataset, overwrite)
@@ -454,8 +474,8 @@ class Writer:
         By default, no value is refused."""
 
     def progress(self)->str:
-        "Returns how far an unfinished ingest is, as `progress_text`; '' if that is not known"
-        return ''
+        "Returns how far an unfinished ingest is, for a message; as `Place.progress`"
+        return self.place.progress()
 
     def how_to_abandon(self)->str:
         "Returns the call that drops an unfinished ingest, for a message"
@@ -470,14 +490,6 @@ class Writer:
 # A change for which no source has to be read needs no plan. It is not continued after a kill: the same call begins
 # anew, and removes what was written.
 
-@contextmanager
-def _alone(writer):
-    "A context that holds the lock, while `writer.base` is the version that is there"
-    writer.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
-    with writer.place.locked():
-        writer.check_dataset(writer.place.committed(), False)
-        yield
-
 def revise(
     writer:Writer, # With a `change`
     values=() # `NewValues` of each field that it changes
@@ -486,8 +498,10 @@ def revise(
 
     Raises `StoreBusy`, `StoreNotFound` if `writer.base` is not the version that is there, and `StoreExists` if there is
     an unfinished ingest, or as `Place.check`."""
-    with _alone(writer):
+    writer.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
+    with writer.place.locked():
         writer.place.check()
+        writer.check_dataset(writer.place.committed(), False)
         writer.place.clean_up()
         if writer.place.plan(): raise writer.other_ingest()
         run = writer.server_run()
@@ -500,7 +514,10 @@ def drop_before(
     writer:Writer # With a `base`
 ):
     "Removes what only the version before `base` uses; its open stores raise `StoreNotFound` then. Raises as `revise`"
-    with _alone(writer): writer.place.clean_up(keep_before=False)
+    writer.base.check_version(is_missing=True)
+    with writer.place.locked():
+        writer.check_dataset(writer.place.committed(), False)
+        writer.place.clean_up(keep_before=False)
 
 # --- MemoryWriter
 
@@ -534,7 +551,7 @@ class MemoryPlace(Place):
 
     @property
     def url(self)->str: return f'memory:{self.name}'
-    def take(self, progress=None):
+    def take(self):
         if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
 
     def close(self):

@@ -13,14 +13,14 @@ import os, uuid, warnings
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from ..core import CorruptSample, MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
+from ..core import CorruptSample, MAX_MANIFEST, seal, StoreBusy, StoreError, StoreExists, unseal, UnsupportedFormat
 from ..store.shard_index import INDEX_FOLDER, index_name, pack_labels, ShardIndex, ShardManifest
 from ..store.storage import Storage
 from .base import check_name, Place
 from .folder_lock import FolderLock, LOCK_FILE
 from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of, is_added_file, is_own_file, MAX_STATE
 from .shard_files import needs_card, own_shards, owns_card, owns_labels
-from .shard_files import PART_FILE, PLAN_FILE, SHARD_FILE, STATE_FILE
+from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, SHARD_FILE, STATE_FILE
 
 _plan_entries = {'n':int, 'chunk':int, 'generation':int, 'prefix':str, 'signature':str} # Of each plan
 
@@ -43,9 +43,10 @@ class FolderPlace(Place):
     @property
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
 
-    def take(self, progress=None):
+    def count_done(self, plan): return sum(bool(RECORD_FILE.match(name)) for name in self.hidden.names('.ingest'))
+    def take(self):
         _ = self.storage.fs   # so that the error of an address that cannot be opened names this folder
-        self.lock.take(progress)
+        self.lock.take(self.progress)
 
     def close(self):
         """Releases the lock; in a folder of this machine, removes files that workers had begun and not published
@@ -144,13 +145,20 @@ class FolderPlace(Place):
         it needs, and nothing is removed, except with `drop`."""
         try: plan,shards,files = self.unneeded(keep_before, keep, drop)
         except CorruptSample: return False
-        self._remove_begun()
-        self.storage.remove(shards)
-        self.hidden.remove(files)
+        for storage,names in self._begun(): self._remove(storage, names)
+        self._remove(self.storage, shards)
+        self._remove(self.hidden, files)
         if plan: return False
         state = sorted(filter(STATE_FILE.match, self.hidden.names('.ingest')))
-        self.hidden.remove([f'.ingest/{name}' for name in state])
+        self._remove(self.hidden, [f'.ingest/{name}' for name in state])
         return bool(state)
+
+    def _remove(self, storage, names, step=1000):
+        """Removes files while the lock is held; raises `StoreBusy`
+
+        What is needed by somebody who has taken over, nobody else knows: an edit has no plan."""
+        for k in range(0, len(names), step):
+            with self.lock.publishing(): storage.remove(names[k:k+step])
 
     def unneeded(self,
         keep_before:bool=True, # As in `clean_up`
@@ -166,10 +174,13 @@ class FolderPlace(Place):
         shards = [] if self.foreign else list(filter(is_unneeded, own_shards(self.storage, self.hidden)))
         return plan,shards,[name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)]
 
+    def _begun(self):
+        "Yields `(folder, names of files that a process has begun and not published)`"
+        for storage,names in ((self.storage, self.storage.names()), (self.hidden, self.hidden.files())):
+            yield storage,[name for name in names if PART_FILE.match(name)]
+
     def _remove_begun(self):
-        "Removes files that a process has begun and not published"
-        for folder,names in ((self.storage, self.storage.names()), (self.hidden, self.hidden.files())):
-            folder.remove([name for name in names if PART_FILE.match(name)])
+        for storage,names in self._begun(): storage.remove(names)
 
     def drop_plan(self):
         dataset = self.committed()
@@ -200,10 +211,10 @@ class FolderPlace(Place):
 
     def remove_all(self):
         "Removes a dataset, the state of an ingest, its lock, and empty folders"
-        self.storage.remove(['manifest.json'])
+        self._remove(self.storage, ['manifest.json'])
         if not self.foreign: self._remove_for_others()
         self.clean_up(drop=True)
-        self.hidden.remove([LOCK_FILE])
+        self._remove(self.hidden, [LOCK_FILE])
         self.remove_empty_folders()
 
     def remove_empty_folders(self):
@@ -235,7 +246,7 @@ class FolderPlace(Place):
             if manifest.prefix: self._write_for_others(manifest)
             for name,table in tables.items(): self.hidden.write(name, table)
             self.storage.write('manifest.json', content)
-        self.clean_up()
+        with suppress(StoreBusy): self.clean_up()   # who has taken over since removes what nobody needs
         return manifest
 
     def _write_for_others(self, manifest):

@@ -17,7 +17,7 @@ from ..store.base import Store
 from ..store.redis import read_failures
 from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
-from .base import chunk_count, ChunksLost, progress_text, ServerRestarted, Writer
+from .base import chunk_count, ChunksLost, ServerRestarted, Writer
 from .redis_labels import RedisLabels
 from .redis_lost import lost_of_range
 from .redis_place import RedisPlace
@@ -68,19 +68,6 @@ class RedisWriter(Writer):
         try: setting = self.link.call(lambda c: c.config_get('proto-max-bulk-len'))
         except StoreError: setting = {}   # this user may not read settings: that of most servers
         return int(setting.get('proto-max-bulk-len', 512<<20))
-
-    def progress(self)->str:
-        try:
-            plan = self.place.plan()
-            return progress_text(plan, self.count_done(plan) if plan else 0)
-        except StoreError: return ''   # the server is away, or the plan is damaged
-
-    def count_done(self,
-        plan:dict # The plan of an unfinished ingest
-    )->int:
-        "Returns how many chunks have a record"
-        keys = [self.place.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
-        return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
 
     def known_labels(self,
         field:str # A field with labels

@@ -12,8 +12,6 @@ from ..core import CorruptSample, Manifest, seal, StoreBusy, StoreExists
 from ..store.address import concealed
 from ..store.redis import NAMES_KEY, read_manifest, RedisReader
 from ..store.redis_link import as_link, RedisLink
-from .base import chunk_count
-from .redis import RedisWriter
 from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
 
@@ -38,18 +36,16 @@ def _describe_ingest(link, name):
     """Returns the dict of `unfinished_ingests` for one name; in a cluster, `None` if there is no plan
 
     There, the name is listed for a short time after the ingest has ended."""
-    writer = RedisWriter(link, name)
-    def read(): return link.send([('EXISTS', writer.place.keys.plan), ('EXISTS', writer.place.keys.lock)])
+    place = RedisPlace(link, name)
+    def read(): return link.send([('EXISTS', place.keys.plan), ('EXISTS', place.keys.lock)])
     has_plan,is_locked = read()
     if not has_plan and link.is_cluster:
-        writer.place = RedisPlace(link, name, tags=1)
+        place = RedisPlace(link, name, tags=1)
         has_plan,is_locked = read()
-    if not has_plan and link.is_cluster: return None   # there, the name is listed for a short time after the end
-    try: plan = writer.place.plan() or {}
+    if not has_plan and link.is_cluster: return None
+    try: plan = place.plan() or {}
     except CorruptSample: plan = {}   # `begin` and `abandon` say so
-    done,chunks = writer.count_done(plan) if plan else 0,0
-    if plan: chunks = None if plan.get('open') else chunk_count(plan)
-    return dict(name=name, chunks=done, of=chunks, began=plan.get('began', ''), running=bool(is_locked))
+    return place.describe(plan, bool(is_locked))
 
 
 # --- Rename

@@ -21,7 +21,7 @@ from ..store.redis import find_manifest, NAMES_KEY, read_manifest, USED_KEY
 from ..store.redis_layout import key_layout
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of
-from .base import check_name, Place, ServerRestarted
+from .base import check_name, chunk_count, Place, ServerRestarted
 from .redis_lock import RedisLock
 from .redis_state import IngestKeys, INGESTS_KEY, read_sealed, state_keys, value_keys, with_checks
 
@@ -48,7 +48,11 @@ class RedisPlace(Place):
     @property
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
 
-    def take(self, progress=None): self.lock.take(progress)
+    def take(self): self.lock.take(self.progress)
+    def count_done(self, plan):
+        keys = [self.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
+        return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
+
     def close(self): self.lock.close()
     def plan(self):
         stored = self.link.call(lambda c: c.get(self.keys.plan))

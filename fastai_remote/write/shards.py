@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 
 from ..codec.webdataset import check_members
-from ..core import seal, StoreError, unseal
+from ..core import seal, unseal
 from ..store.base import Store
 from ..store.shard_index import index_name, ShardFile, ShardManifest, ShardTable, SummingFile
 from ..store.storage import Storage
-from .base import Writer, chunk_count, progress_text
+from .base import Writer, chunk_count
 from .folder_place import FolderPlace
 from .revision import Change, NewPart
 from .shard_files import added_prefix, MAX_STATE, RECORD_FILE, record_number
@@ -90,14 +90,6 @@ class ShardWriter(Writer):
     def cost(self, sample:dict)->int:
         "Returns the bytes that an encoded sample takes in a tar: a header per field, and its content, padded to 512"
         return max(1, sum(map(_member_bytes, sample.values())))
-
-    def progress(self)->str:
-        try: return progress_text(self.plan or self.place.plan(), self.count_done())
-        except StoreError: return ''   # the storage is away, or the plan is damaged
-
-    def count_done(self)->int:
-        "Returns how many chunks have a record"
-        return sum(bool(RECORD_FILE.match(name)) for name in self.hidden.names('.ingest'))
 
     def check_dataset(self, dataset, overwrite):
         super().check_dataset(dataset, overwrite)

@@ -7,10 +7,9 @@ from ..core import CorruptSample, MAX_MANIFEST, StoreError, StoreNotFound, Unsup
 from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, ShardManifest
 from ..store.storage import as_storage, Storage
-from .base import chunk_count
 from .folder_lock import LOCK_FILE
 from .folder_place import FolderPlace, remove_link
-from .shard_files import owns_labels, PLAN_FILE, RECORD_FILE
+from .shard_files import owns_labels, PLAN_FILE
 
 # --- Delete
 
@@ -99,10 +98,8 @@ def unfinished_shards(
     place = _place(as_storage(url, storage_options=storage_options))
     plan = place.plan()
     if not plan: return []
-    done,holder = sum(map(bool, map(RECORD_FILE.match, place.hidden.names('.ingest')))),place.lock.holder()
-    is_running = bool(holder) and place.lock.is_running(holder)
-    return [dict(name=place.name, chunks=done, of=None if plan.get('open') else chunk_count(plan),
-                 began=plan.get('began', ''), running=is_running)]
+    holder = place.lock.holder()
+    return [place.describe(plan, bool(holder) and place.lock.is_running(holder))]
 
 def abandon_shards(
     url:str|Storage, # The folder
