@@ -90,7 +90,9 @@ def from_store(cls:DataLoaders,
     # that would mix splits of other names, and raises `ValueError` if it would train on a split `test`
     splitter=None,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
-    seed:int=0, # Seed of a random split
+    # Seed of a random split, 0 by default; and, as in `RemoteDL`, of the order and of what transforms draw, which are
+    # random as in fastai by default. For another seed of the split: `splitter=RandomStoreSplitter(0.2, seed=…)`
+    seed:int=None,
     img_cls:type=PILImage, # Type of the images
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
@@ -112,9 +114,10 @@ def from_store(cls:DataLoaders,
     inputs,targets = choose_fields(store, x, y, img_cls, draw, text)
     options = {name:value for name,value in (('having',having),('where',where)) if value is not None}
     get_items = partial(get_remote_items, **options) if options else get_remote_items
+    if seed is not None: kwargs['seed'] = seed
     if normalize: batch_tfms = add_normalize(inputs, batch_tfms, get_items)
     dblock = DataBlock(blocks=[_block_of(choice) for choice in inputs+targets], n_inp=len(inputs), get_items=get_items,
-                       splitter=splitter or default_splitter(store, valid_pct, seed), item_tfms=item_tfms,
+                       splitter=splitter or default_splitter(store, valid_pct, seed or 0), item_tfms=item_tfms,
                        batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 

@@ -18,14 +18,15 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 import fastai.torch_core
+import numpy as np
 import torch
 from fastai.data.block import DataBlock
-from fastai.data.core import FilteredBase, TfmdDL
+from fastai.data.core import FilteredBase, TfmdDL, TfmdLists
 from fastai.data.load import _FakeLoader, SkipItemException
 from fastai.data.transforms import Categorize
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
-from fastcore.basics import merge, store_attr
+from fastcore.basics import chunked, merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
@@ -41,10 +42,11 @@ from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, shard_prefetch
 from .shared_buffers import SharedBuffers
+from .seeds import EpochSeeds, key_of, own_generators
 from .show import ShownDL
 from ..order.base import Order
-from ..order.permutation import Permutation
-from ..order.ranks import rank_share, shard_permutation_of, worker_batches
+from ..order.permutation import checked_seed, Permutation
+from ..order.ranks import BatchesInTurn, rank_share, shard_permutation_of, worker_batches
 from ..processes import Worker
 
 # %% ../../nbs/load/10_loader.ipynb #5c589451
@@ -137,6 +139,10 @@ class RemoteDL(ShownDL):
     _path = _bad = buffers = None   # of this epoch: its `BatchPath`, its `BadSamples`, its `SharedBuffers`
     _keeps_smaller = False   # while a batch is made that is smaller because samples were skipped
     in_place = False   # do results belong to samples by position, so that none may be skipped?
+    fit = epoch = start = 0   # with a `seed`: which epoch is next, and the number of the batch that it begins with
+    seeds = None   # with a `seed`: the `EpochSeeds` of the latest epoch
+    _warned = False   # about random generators of transforms
+    rank,world_size = 0,1   # set by the `RemoteDistributedDL` of this loader
     known_lengths = longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
@@ -159,6 +165,13 @@ class RemoteDL(ShownDL):
         # `lengths(dataset)` -> length of each sample, as `SortedWindows` takes them. Samples of similar lengths then
         # share a batch, as in fastai's `SortedDL`. Blocks for texts set this. If it is or returns `None`: any order
         lengths=None,
+        # Makes the order and all random numbers of transforms functions of this seed, the epoch and the position, in any
+        # process. Outside of a `Learner`, an epoch that was read to its end is followed by the next; see `set_epoch`.
+        # Default: as in fastai
+        seed:int=None,
+        # With a `seed`, if the store has shards: how many parts of the epoch are read side by side, instead of one for
+        # each worker, as the order must not depend on these. Each has `interleave` shards in use
+        lanes:int=8,
         # Has no effect, and warns: fastai makes new workers for each epoch, and so does this class
         persistent_workers:bool=False,
         **kwargs # As `TfmdDL`
@@ -174,8 +187,10 @@ class RemoteDL(ShownDL):
             raise ValueError(f'prefetch and threads must be at least 0, not {prefetch=}, {threads=}')
         if interleave is not None and interleave<1:
             raise ValueError(f'interleave must be at least 1, or None, not {interleave}')
+        if lanes<1: raise ValueError(f'lanes must be at least 1, not {lanes}')
+        if seed is not None: seed = checked_seed(seed)
         _check_arguments(type(self), kwargs)
-        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths,persistent_workers')
+        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths,persistent_workers,seed,lanes')
         if persistent_workers:
             warnings.warn('persistent_workers=True has no effect: as in stock fastai, each epoch has new workers; '
                           'leave it out', stacklevel=2)
@@ -188,7 +203,8 @@ class RemoteDL(ShownDL):
         if kwargs.get('verbose'): print(self.explain())
         if balance is not None and shuffle: check_balance(getattr(dataset, 'items', dataset), balance)
         if shuffle and shard_sizes(self) is not None:
-            self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
+            processes = self.fake_l.num_workers if seed is None else lanes
+            self.dataset.items.store.check_cache(processes, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
         """As `TfmdDL.new`. It also keeps `n` if no `dataset` is given
@@ -246,12 +262,15 @@ class RemoteDL(ShownDL):
         world_size:int # Number of ranks
     )->Order:
         "The part of an epoch that a rank reads: consecutive positions, or with `in_place` batches in turn"
-        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
+        in_turn = self.in_place or self.is_seeded
+        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if in_turn else None)
 
     def sample(self):
         order = self._DataLoader__idxs
-        if not isinstance(order, Order): return super().sample()
-        batches = worker_batches(order, self.bs or 1, self.offs, self.num_workers)
+        if not isinstance(order, Order):
+            if not self.start: return super().sample()
+            order = Order(len(order), np.asarray(order, np.int64))
+        batches = worker_batches(order, self.bs or 1, self.offs, self.num_workers, self.start)
         return (position for batch in batches for position in batch.tolist())
 
     # An epoch, in the main process and then in each worker
@@ -260,17 +279,98 @@ class RemoteDL(ShownDL):
         # Stock fastai calls it where an epoch begins. Unlike `before_iter`, it is no argument that users replace
         if self.on_bad!='raise': self._bad = BadSamples(self.fake_l.num_workers)
         super().randomize()
+        if self.is_seeded: self._seed_epoch()
 
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
-        batches = super().__iter__()
+        batches,self.rank,self.world_size = super().__iter__(),0,1
+        if self.is_seeded: batches = self.seeded_batches(batches)
         try:
             yield from ending_workers(without_empty(batches) if self.on_bad=='skip' else batches)
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
+
+    # With a `seed`: random numbers by position
+
+    @property
+    def is_seeded(self)->bool:
+        "Is all that is random a function of `seed`? Not for `get_preds`: each pass of `tta` draws other numbers"
+        return self.seed is not None and not self.in_place
+
+    @property
+    def global_bs(self)->int:
+        "Samples in a batch of all ranks together"
+        return (self.bs or 1)*self.world_size
+
+    def set_epoch(self,
+        epoch:int, # Its number, from 0 on
+        fit:int=0, # Number of the call of `fit`, which has epochs of its own
+        start:int=0 # Number of the batch that it begins with: nothing before it is read
+    ):
+        "Which epoch is read next; a `Learner` calls it. Raises `ValueError` without a `seed`."
+        if self.seed is None: raise ValueError(f'{self.store_names}: set_epoch needs a loader with seed=')
+        self.fit,self.epoch,self.start = fit,epoch,start
+
+    def _seed_epoch(self):
+        "Make `seeds` and `rng` for the epoch that begins"
+        if type(self.after_batch) is not BatchPipeline:
+            raise ValueError(f'{self.store_names}: seed= needs an after_batch that is a Pipeline, not a '
+                             f'{type(self.after_batch).__name__}')
+        key = key_of(self.seed, self.fit, self.epoch)
+        self.seeds = self.after_batch.seeds = EpochSeeds(key, self.start, self.rank)
+        self.rng = random.Random(key)
+        lists = [tl for tl in StoreInputs(self.dataset).lists if isinstance(tl, TfmdLists)]
+        pipelines = self.after_item,self.before_batch,self.after_batch,*(tl.tfms for tl in lists)
+        names = own_generators(t for pipeline in pipelines for t in getattr(pipeline, 'fs', ()))
+        if not names or self._warned: return
+        self._warned = True
+        warnings.warn(f'{self.store_names}: {", ".join(names)} has a random generator of its own, which seed= does not '
+                      'reach: draw from the functions of random, numpy.random or torch', stacklevel=3)
+
+    def seeded_batches(self,
+        batches # Generator of the batches of an epoch, or `NoSamples`
+    ): # Yields them
+        "The batches of an epoch with a `seed`: each is made with its own random numbers, and the next epoch follows"
+        pipeline,seeds = self.after_batch,None
+        try:
+            while True:
+                # between two batches, another epoch of this loader may have begun, such as that of `one_batch`
+                if seeds is not None: self.seeds = pipeline.seeds = seeds
+                try: batch = next(batches)
+                except StopIteration: break
+                finally: pipeline.seeds = None
+                seeds = self.seeds
+                yield batch
+                del batch
+            self.set_epoch(self.epoch+1, self.fit)
+            self.seeds = None
+        finally: batches.close()
+
+    def one_batch(self):
+        seeds = self.seeds
+        try: return super().one_batch()
+        finally: self.seeds = seeds
+
+    def _first_of(self, k):
+        "The place in the epoch, of all ranks together, of the first sample of batch `k` of this process"
+        first = (self.start+self.offs+k*self.num_workers)*(self.bs or 1)
+        if self.world_size==1 or not self.is_seeded: return first
+        return int(BatchesInTurn(self.n, self.rank, self.world_size, self.bs or 1)[first])
+
+    def _seeded(self, positions, first):
+        "Yields `positions`; before each, seeds what is drawn for it. The first of them is at `first` in the epoch"
+        for k,position in enumerate(positions):
+            if self.is_seeded: self.seeds.begin_sample(first+k)
+            yield position
+
+    def _all_seeded(self, positions):
+        "As `_seeded`, for all `positions` of this process in an epoch"
+        if not self.is_seeded: return positions
+        parts = chunked(positions, self.bs or 1)
+        return (position for k,part in enumerate(parts) for position in self._seeded(part, self._first_of(k)))
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
@@ -286,7 +386,7 @@ class RemoteDL(ShownDL):
         if get_worker_info() is not None: gc.freeze()
         self._path = path
         try:
-            if not inputs.fetches: yield from super().create_batches(samps)
+            if not inputs.fetches: yield from super().create_batches(self._all_seeded(samps))
             elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetched(inputs, samps))
             else: yield from self._item_batches(inputs, self._fetched(inputs, samps))
         finally: self._path = None
@@ -302,9 +402,12 @@ class RemoteDL(ShownDL):
         order,shards = getattr(self, '_DataLoader__idxs', None),None
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
-            shards = shard_prefetch(self.dataset.items, order, self.offs)
+            shards = shard_prefetch(self.dataset.items, order, self._first_of)
         reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad, report)
-        try: yield from reader.batches(positions, self.bs or 1)
+        try:
+            for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
+                batch.first = self._first_of(k)
+                yield batch
         except (CorruptSample,MissingSample) as e:
             if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
             raise
@@ -316,15 +419,17 @@ class RemoteDL(ShownDL):
         if self.on_bad=='skip':
             for batch in batches: yield from self._smaller_batch(inputs, batch)
         else:
-            positions = (position for batch in batches for position in inputs.positions_of(batch))
+            positions = (position for batch in batches
+                         for position in self._seeded(inputs.positions_of(batch), batch.first))
             yield from inputs.released(super().create_batches(positions))
 
     def _smaller_batch(self, inputs, batch):
         "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
+        positions = self._seeded(inputs.positions_of(batch), batch.first)
         self._keeps_smaller = batch.wanted==self.bs
         made = False
         try:
-            for result in inputs.released(super().create_batches(inputs.positions_of(batch))):
+            for result in inputs.released(super().create_batches(positions)):
                 made = True
                 yield result
         finally: self._keeps_smaller = False
@@ -333,9 +438,11 @@ class RemoteDL(ShownDL):
     def _no_samples(self, batch):
         """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
 
-        Nothing outside a worker, for a batch that `drop_last` drops, or without a `BatchPipeline`."""
+        Nothing outside a worker, unless batches are counted because of a `seed`; for a batch that `drop_last` drops; or
+        without a `BatchPipeline`."""
         is_dropped = self.drop_last and batch.wanted<self.bs
-        if get_worker_info() is not None and not is_dropped and type(self.after_batch) is BatchPipeline:
+        is_counted = get_worker_info() is not None or self.is_seeded
+        if is_counted and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
 
     def chunkify(self, b):
@@ -403,7 +510,9 @@ class RemoteDL(ShownDL):
                     yield from self._no_samples(batch)
                     continue
                 state = random.getstate()
-                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns())
+                def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k)
+                seeding = begin_sample if self.is_seeded else None
+                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 if batch.wanted<self.bs and self.drop_last and not given_up: continue
                 waiting.append((submit(whole.finish, begun), state, batch))
@@ -444,7 +553,7 @@ class RemoteDL(ShownDL):
 _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
-_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
+_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths seed lanes'.split()
 
 def _check_arguments(cls, arguments):
     """Raise `TypeError` if `arguments` has a name that no `__init__` of `cls`, a `RemoteDL`, has a parameter for
