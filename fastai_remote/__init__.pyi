@@ -1,6 +1,8 @@
-"""Train fastai models from samples in Redis or tar shards
+"""Train fastai models from datasets in Redis: items are integers, samples stay on the server
 
-A public name is imported from its module when it is first used. So a process that only writes does not import torch."""
+Modules:
+
+- `fastai_remote.load.seeds`: Random numbers that are functions of a seed and of a place in the training"""
 from .block import RedisBlock as RedisBlock
 from .block import RemoteDL as RemoteDL
 from .block import ShardBlock as ShardBlock

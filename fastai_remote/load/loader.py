@@ -21,12 +21,12 @@ import fastai.torch_core
 import numpy as np
 import torch
 from fastai.data.block import DataBlock
-from fastai.data.core import FilteredBase, TfmdDL, TfmdLists
+from fastai.data.core import FilteredBase, TfmdDL
 from fastai.data.load import _FakeLoader, SkipItemException
 from fastai.data.transforms import Categorize
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
-from fastcore.basics import chunked, merge, store_attr
+from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
@@ -42,11 +42,11 @@ from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, shard_prefetch
 from .shared_buffers import SharedBuffers
-from .seeds import EpochSeeds, key_of, own_generators
+from .seeded import SeededDL
 from .show import ShownDL
 from ..order.base import Order
 from ..order.permutation import checked_seed, Permutation
-from ..order.ranks import BatchesInTurn, rank_share, shard_permutation_of, worker_batches
+from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..processes import Worker
 
 # %% ../../nbs/load/10_loader.ipynb #5c589451
@@ -132,17 +132,13 @@ class BadSamples:
 _not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
                 "on_bad='replace' would use another sample in its place")
 
-class RemoteDL(ShownDL):
+class RemoteDL(SeededDL, ShownDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _path = _bad = buffers = None   # of this epoch: its `BatchPath`, its `BadSamples`, its `SharedBuffers`
     _keeps_smaller = False   # while a batch is made that is smaller because samples were skipped
     in_place = False   # do results belong to samples by position, so that none may be skipped?
-    fit = epoch = start = 0   # with a `seed`: which epoch is next, and the number of the batch that it begins with
-    seeds = None   # with a `seed`: the `EpochSeeds` of the latest epoch
-    _warned = False   # about random generators of transforms
-    rank,world_size = 0,1   # set by the `RemoteDistributedDL` of this loader
     known_lengths = longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
@@ -279,7 +275,7 @@ class RemoteDL(ShownDL):
         # Stock fastai calls it where an epoch begins. Unlike `before_iter`, it is no argument that users replace
         if self.on_bad!='raise': self._bad = BadSamples(self.fake_l.num_workers)
         super().randomize()
-        if self.is_seeded: self._seed_epoch()
+        if self.is_seeded: self.seed_epoch()
 
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
@@ -292,85 +288,6 @@ class RemoteDL(ShownDL):
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
-
-    # With a `seed`: random numbers by position
-
-    @property
-    def is_seeded(self)->bool:
-        "Is all that is random a function of `seed`? Not for `get_preds`: each pass of `tta` draws other numbers"
-        return self.seed is not None and not self.in_place
-
-    @property
-    def global_bs(self)->int:
-        "Samples in a batch of all ranks together"
-        return (self.bs or 1)*self.world_size
-
-    def set_epoch(self,
-        epoch:int, # Its number, from 0 on
-        fit:int=0, # Number of the call of `fit`, which has epochs of its own
-        start:int=0 # Number of the batch that it begins with: nothing before it is read
-    ):
-        "Which epoch is read next; a `Learner` calls it. Raises `ValueError` without a `seed`."
-        if self.seed is None: raise ValueError(f'{self.store_names}: set_epoch needs a loader with seed=')
-        self.fit,self.epoch,self.start = fit,epoch,start
-
-    def _seed_epoch(self):
-        "Make `seeds` and `rng` for the epoch that begins"
-        if type(self.after_batch) is not BatchPipeline:
-            raise ValueError(f'{self.store_names}: seed= needs an after_batch that is a Pipeline, not a '
-                             f'{type(self.after_batch).__name__}')
-        key = key_of(self.seed, self.fit, self.epoch)
-        self.seeds = self.after_batch.seeds = EpochSeeds(key, self.start, self.rank)
-        self.rng = random.Random(key)
-        lists = [tl for tl in StoreInputs(self.dataset).lists if isinstance(tl, TfmdLists)]
-        pipelines = self.after_item,self.before_batch,self.after_batch,*(tl.tfms for tl in lists)
-        names = own_generators(t for pipeline in pipelines for t in getattr(pipeline, 'fs', ()))
-        if not names or self._warned: return
-        self._warned = True
-        warnings.warn(f'{self.store_names}: {", ".join(names)} has a random generator of its own, which seed= does not '
-                      'reach: draw from the functions of random, numpy.random or torch', stacklevel=3)
-
-    def seeded_batches(self,
-        batches # Generator of the batches of an epoch, or `NoSamples`
-    ): # Yields them
-        "The batches of an epoch with a `seed`: each is made with its own random numbers, and the next epoch follows"
-        pipeline,seeds = self.after_batch,None
-        try:
-            while True:
-                # between two batches, another epoch of this loader may have begun, such as that of `one_batch`
-                if seeds is not None: self.seeds = pipeline.seeds = seeds
-                try: batch = next(batches)
-                except StopIteration: break
-                finally: pipeline.seeds = None
-                seeds = self.seeds
-                yield batch
-                del batch
-            self.set_epoch(self.epoch+1, self.fit)
-            self.seeds = None
-        finally: batches.close()
-
-    def one_batch(self):
-        seeds = self.seeds
-        try: return super().one_batch()
-        finally: self.seeds = seeds
-
-    def _first_of(self, k):
-        "The place in the epoch, of all ranks together, of the first sample of batch `k` of this process"
-        first = (self.start+self.offs+k*self.num_workers)*(self.bs or 1)
-        if self.world_size==1 or not self.is_seeded: return first
-        return int(BatchesInTurn(self.n, self.rank, self.world_size, self.bs or 1)[first])
-
-    def _seeded(self, positions, first):
-        "Yields `positions`; before each, seeds what is drawn for it. The first of them is at `first` in the epoch"
-        for k,position in enumerate(positions):
-            if self.is_seeded: self.seeds.begin_sample(first+k)
-            yield position
-
-    def _all_seeded(self, positions):
-        "As `_seeded`, for all `positions` of this process in an epoch"
-        if not self.is_seeded: return positions
-        parts = chunked(positions, self.bs or 1)
-        return (position for k,part in enumerate(parts) for position in self._seeded(part, self._first_of(k)))
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
@@ -386,7 +303,7 @@ class RemoteDL(ShownDL):
         if get_worker_info() is not None: gc.freeze()
         self._path = path
         try:
-            if not inputs.fetches: yield from super().create_batches(self._all_seeded(samps))
+            if not inputs.fetches: yield from super().create_batches(self.all_seeded(samps))
             elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetched(inputs, samps))
             else: yield from self._item_batches(inputs, self._fetched(inputs, samps))
         finally: self._path = None
@@ -402,11 +319,11 @@ class RemoteDL(ShownDL):
         order,shards = getattr(self, '_DataLoader__idxs', None),None
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
-            shards = shard_prefetch(self.dataset.items, order, self._first_of)
+            shards = shard_prefetch(self.dataset.items, order, self.first_of)
         reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad, report)
         try:
             for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
-                batch.first = self._first_of(k)
+                batch.first = self.first_of(k)
                 yield batch
         except (CorruptSample,MissingSample) as e:
             if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
@@ -420,12 +337,12 @@ class RemoteDL(ShownDL):
             for batch in batches: yield from self._smaller_batch(inputs, batch)
         else:
             positions = (position for batch in batches
-                         for position in self._seeded(inputs.positions_of(batch), batch.first))
+                         for position in self.seeded(inputs.positions_of(batch), batch.first))
             yield from inputs.released(super().create_batches(positions))
 
     def _smaller_batch(self, inputs, batch):
         "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
-        positions = self._seeded(inputs.positions_of(batch), batch.first)
+        positions = self.seeded(inputs.positions_of(batch), batch.first)
         self._keeps_smaller = batch.wanted==self.bs
         made = False
         try:
