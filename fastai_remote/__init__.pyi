@@ -1,8 +1,6 @@
-"""Train fastai models from datasets in Redis: items are integers, samples stay on the server
+"""Train fastai models from samples in Redis or tar shards
 
-Modules:
-
-- `fastai_remote.load.seeds`: Random numbers that are functions of a seed and of a place in the training"""
+A public name is imported from its module when it is first used. So a process that only writes does not import torch."""
 from .block import RedisBlock as RedisBlock
 from .block import RemoteDL as RemoteDL
 from .block import ShardBlock as ShardBlock
@@ -36,6 +34,7 @@ from .load.items import RemoteItems as RemoteItems
 from .load.items import get_remote_items as get_remote_items
 from .load.mix import mix as mix
 from .load.normalize import MeanImage as MeanImage
+from .load.resume import Resume as Resume
 from .load.splitters import FieldSplitter as FieldSplitter
 from .load.splitters import KFoldSplitter as KFoldSplitter
 from .load.splitters import RandomStoreSplitter as RandomStoreSplitter
@@ -75,6 +74,7 @@ __all__ = [
     'RedisStore',
     'RemoteDL',
     'RemoteDataset',
+    'Resume',
     'ShardBlock',
     'ShardStore',
     'Store',

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, TfmdDL, TfmdLists
+from fastai.learner import Learner
 from fastai.torch_core import get_first
 from fastai.vision.core import PILImage
 from fastcore.basics import patch
@@ -32,6 +33,7 @@ from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
 from .load.normalize import add_normalize
+from .load.resume import counted_fit
 from .load.splitters import default_splitter
 from .load.texts import TextOptions
 from .store.address import concealed, public_url
@@ -205,6 +207,7 @@ def _new(cls, dl=None, *args, **kwargs):
     return _new_before(cls)
 
 TfmdLists.setup,DataLoaders.test_dl,TfmdDL.__new__ = _setup,_test_dl,_new
+Learner.fit = counted_fit(Learner.fit)
 
 # fastai's cleaners are for notebooks. Their module takes a while to import, so that nothing else waits for it
 if 'fastai.vision.widgets' in sys.modules or 'ipykernel' in sys.modules and find_spec('ipywidgets'):
