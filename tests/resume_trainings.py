@@ -23,7 +23,7 @@ class Jitter(Transform):
         pixels = np.array(x).astype(np.int16)+np.random.randint(-9, 9)+int(torch.randint(0, 9, (1,)))
         return PILImage.create(pixels.clip(0, 255).astype(np.uint8))
 
-class Log(Callback):
+class BatchLog(Callback):
     "Writes down each batch; stops the process, or calls `stop`, after batch number `at` that it sees"
     order = 999   # before `Resume` saves
     def __init__(self, lines, at=None, stop=None): self.lines,self.at,self.stop,self.seen = lines,at,stop,0
@@ -52,7 +52,7 @@ def learner(store, folder, options, lines, resume, log=None, **kwargs):
                                                   batch_tfms=aug_transforms(size=16)), **kwargs})
     head = nn.AdaptiveAvgPool2d(1),Flatten(),nn.Dropout(.3),nn.Linear(8, dls.c)
     model = nn.Sequential(ConvLayer(3, 8, stride=2), *head)
-    cbs = [log or Log(lines), resume, *(make() for name,make in CALLBACKS.items() if name in options)]
+    cbs = [log or BatchLog(lines), resume, *(make() for name,make in CALLBACKS.items() if name in options)]
     learn = Learner(dls, model, metrics=[accuracy, F1Score(average='macro')], cbs=cbs, loss_func=CrossEntropyLossFlat())
     learn.recorder.add_time,learn.recorder.train_metrics = False,'train_metrics' in options
     return learn
@@ -94,7 +94,7 @@ if __name__=='__main__':
     folder = Path(folder)
     store = RedisStore(url, 'd') if '://' in url else ShardStore(url)
     lines = LogFile(folder/'lines.txt')
-    log = Log(lines, int(at) or None, lambda: os.kill(os.getpid(), int(number)))
+    log = BatchLog(lines, int(at) or None, lambda: os.kill(os.getpid(), int(number)))
     resume = Resume(folder/'run.ckpt', every=int(every))
     learn = learner(store, folder, options, lines, resume, log, num_workers=int(workers))
     (folder/'result.json').write_text(json.dumps(train(learn, options, int(epochs))))

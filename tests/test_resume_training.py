@@ -10,7 +10,7 @@ from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
 from fastai_remote.load.distributed import RemoteDistributedDL
 from in_memory import in_memory
 from inputs import encoded
-from resume_trainings import digest, Jitter, learner, Log, merged, read_lines, train
+from resume_trainings import digest, Jitter, learner, BatchLog, merged, read_lines, train
 
 N = 60
 HERE = Path(__file__).parent
@@ -91,12 +91,9 @@ def test_a_batch_of_all_ranks_does_not_depend_on_their_number(stores, kind, kwar
 def test_each_pass_of_tta_draws_other_numbers(stores):
     dls = loaders(stores['memory'])
     learn = Learner(dls, nn.Sequential(Flatten(), nn.Linear(3*16*16, dls.c)), loss_func=CrossEntropyLossFlat())
-    dl,seen = dls[1].new(),[]
-    dl.dataset.set_split_idx(0)
-    with learn.no_bar():
-        for _ in range(2): seen.append(digest(learn.get_preds(dl=dl)[0]))
-    dl.dataset.set_split_idx(1)
-    assert len(set(seen))==2
+    with learn.no_bar(), dls.valid.dataset.set_split_idx(0):
+        passes = [digest(learn.get_preds(dl=dls.valid.new())[0]) for _ in range(2)]
+    assert len(set(passes))==2
 
 def test_a_transform_with_a_generator_of_its_own_is_named(stores):
     class Own(ItemTransform):
@@ -135,14 +132,15 @@ def test_a_state_of_another_loader_is_refused_with_both_values(stores, kwargs, m
 
 class Crash(Exception): "Stands for whatever ends a process"
 
-def crash(): raise Crash
+def crash(): raise Crash('here')
 
 def straight(store, folder, options, **kwargs):
     "A training that nothing stops: what it did, and its results"
     folder.mkdir()
     lines = []
     learn = learner(store, folder, options, lines, Resume(folder/'run.ckpt', every=1000))
-    return merged(lines),train(learn, options, **kwargs)
+    result = train(learn, options, **kwargs)
+    return merged(lines),result
 
 def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **kwargs):
     "The same training, which `stop` ends after each of `stops` batches, and which then goes on with other workers"
@@ -150,8 +148,10 @@ def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **k
     lines = []
     for k,at in enumerate([*stops, None]):
         resume = Resume(folder/'run.ckpt', every=every)
-        learn = learner(store, folder, options, lines, resume, Log(lines, at, stop), threads=k%2)
-        if at is None: return merged(lines),train(learn, options, **kwargs)
+        learn = learner(store, folder, options, lines, resume, BatchLog(lines, at, stop), threads=k%2)
+        if at is None:
+            result = train(learn, options, **kwargs)
+            return merged(lines),result
         with pytest.raises(error): train(learn, options, **kwargs)
         if resume.writing is not None: resume.writing.result()   # a process that is killed may not get so far
 
@@ -179,7 +179,7 @@ def test_a_signal_saves_after_the_batch(stores, tmp_path, stop, error):
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]==handlers
 
 def test_the_exit_code_of_a_terminated_training_is_143(stores, tmp_path):
-    learn = learner(stores['memory'], tmp_path, '', [], Resume(tmp_path/'run.ckpt'), Log([], 2, terminate))
+    learn = learner(stores['memory'], tmp_path, '', [], Resume(tmp_path/'run.ckpt'), BatchLog([], 2, terminate))
     with pytest.raises(SystemExit) as stopped: train(learn, '')
     assert stopped.value.code==143
 
@@ -211,7 +211,7 @@ def plain(store, folder, resume=None, **kwargs):
 @pytest.fixture
 def half(stores, tmp_path):
     "The folder of a training of 2 epochs that was stopped after batch 3"
-    learn = plain(stores['shards'], tmp_path, log=Log([], 3, terminate))
+    learn = plain(stores['shards'], tmp_path, log=BatchLog([], 3, terminate))
     with pytest.raises(SystemExit): learn.fit(2, 1e-2)
     return tmp_path
 
