@@ -20,10 +20,13 @@ def sample(i):
     return {'jpg':encoded(Image.fromarray(pixels), 'JPEG'), 'cls':f'c{i%4}', 'id':i}
 
 @pytest.fixture(scope='module')
-def shards(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('shards')/'d'
     to_shards(list(range(N)), folder, sample, chunk=5, maxcount=5, num_workers=1, progress=False)
-    return ShardStore(folder)
+    return folder
+
+@pytest.fixture(scope='module')
+def shards(folder): return ShardStore(folder)
 
 @pytest.fixture(scope='module')
 def stores(shards): return dict(memory=in_memory(range(N), sample), shards=shards)
@@ -185,10 +188,10 @@ def test_the_exit_code_of_a_terminated_training_is_143(stores, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL,signal.SIGTERM])
-def test_a_killed_process_goes_on_with_other_workers(shards, tmp_path, number, interpreters):
+def test_a_killed_process_goes_on_with_other_workers(folder, tmp_path, number, interpreters):
     options = 'mixup jitter csv save'
-    def run(folder, workers, at): return interpreters.run(
-        HERE/'resume_trainings.py', shards.url, folder, options, workers, 3, at, int(number), 2,
+    def run(results, workers, at): return interpreters.run(
+        HERE/'resume_trainings.py', folder, results, options, workers, 3, at, int(number), 2,
         env=dict(os.environ, PYTHONPATH=str(HERE)))
     for name in 'ab': (tmp_path/name).mkdir()
     assert run(tmp_path/'a', 0, 0).returncode==0
