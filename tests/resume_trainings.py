@@ -92,7 +92,7 @@ if __name__=='__main__':
     torch.set_num_threads(1)
     url,folder,options,workers,every,at,number,epochs = sys.argv[1:]
     folder = Path(folder)
-    store = RedisStore(url, 'd') if url.startswith('redis') else ShardStore(url)
+    store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
     lines = LogFile(folder/'lines.txt')
     log = BatchLog(lines, int(at) or None, lambda: os.kill(os.getpid(), int(number)))
     resume = Resume(folder/'run.ckpt', every=int(every))

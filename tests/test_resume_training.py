@@ -325,3 +325,76 @@ def test_batch_at_is_what_the_model_saw(stores, tmp_path, options):
     seen = {(epoch,k):batch for (_,epoch,training,k),(batch,*_) in merged(lines).items() if training}
     assert {place:digest(*learn.batch_at(*place)) for place in seen}==seen
     with pytest.raises(IndexError, match='no batch 6: an epoch has 6'): learn.batch_at(0, 6)
+
+# --- several ranks
+
+RANKS = '''
+import json, os, signal, sys, warnings; warnings.filterwarnings('ignore')
+sys.path.insert(0, os.environ['TESTS'])
+from fastai.vision.all import *
+from fastai.distributed import *
+from fastai_remote import *
+from resume_trainings import digest
+
+class Each(Callback):
+    "Writes down each sample of each training batch, and the weights after it; rank 1 asks to stop after batch `at`"
+    order = 999
+    def __init__(self, file, at): self.file,self.at,self.seen = file,at,0
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+    def after_batch(self):
+        if not self.training: return
+        line = [[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())]
+        with open(self.file, 'a') as f: f.write(json.dumps(line)+chr(10))
+        self.seen += 1
+        if self.seen==self.at and rank_distrib()==num_distrib()-1: os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__=='__main__':
+    folder,out,at,bs = sys.argv[1:]
+    torch.set_num_threads(1)
+    if num_distrib(): torch.distributed.init_process_group('gloo', init_method=f'file://{os.environ["MEET"]}',
+                                                           rank=rank_distrib(), world_size=num_distrib())
+    set_seed(1)
+    dls = DataLoaders.from_shards(folder, bs=int(bs), num_workers=1, item_tfms=RandomResizedCrop(16), device='cpu')
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Flatten(), nn.Linear(4, dls.c))
+    each = Each(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt', int(at))
+    cbs = [each, Resume(f'{out}/run.ckpt', every=2)]
+    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, path=out)
+    with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 1e-2)
+'''
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('processes')
+def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interpreters):
+    "What 2 ranks began, 1, 2 and 4 continue: the samples and pixels are the same, with 2 the weights too"
+    (tmp_path/'script.py').write_text(RANKS)
+    def run(name, world_size, at=0):
+        base = dict(os.environ, OMP_NUM_THREADS='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='1', GLOO_SOCKET_IFNAME='lo',
+                    TESTS=str(HERE), MEET=str(tmp_path/f'meet {name} {world_size} {at}'))
+        def env(r): return base|dict(WORLD_SIZE=str(world_size), RANK=str(r), LOCAL_RANK=str(r)) if world_size>1 else base
+        ranks = [interpreters.start(tmp_path/'script.py', folder, tmp_path/name, at, 8//world_size, env=env(r))
+                 for r in range(world_size)]
+        ended = [rank.wait() for rank in ranks]
+        for e in ended: assert e.returncode==(143 if at else 0), e.stderr[-2000:]
+    def seen(name):
+        "`{(epoch, batch): samples of all ranks}`, and the same of the weights"
+        samples,weights = {},{}
+        for world_size in 1,2,4:
+            files = [tmp_path/name/f'{world_size}.{r}.txt' for r in range(world_size)]
+            for lines in zip(*(read_lines(file) for file in files if file.exists())):
+                place = tuple(lines[0][0])
+                everything = sum((line[1] for line in lines), [])
+                assert samples.setdefault(place, everything)==everything
+                weights.setdefault(place, lines[0][2])
+        return samples,weights
+    for name in 'straight','1','2','4': (tmp_path/name).mkdir()
+    run('straight', 2)
+    expected = seen('straight')
+    assert len(expected[0])==12
+    for name in '1','2','4':
+        run(name, 2, at=4)
+        stopped = seen(name)[0]
+        assert 4<=len(stopped)<=6
+        run(name, int(name))
+        assert seen(name)[0]==expected[0]
+    assert seen('2')[1]==expected[1]
