@@ -19,7 +19,7 @@ from PIL import Image
 from fastai_remote import redis_server, RedisStore, Resume, ShardStore, to_redis, to_shards
 from resume_trainings import BatchLog, learner, LogFile, merged, train
 
-N,EPOCHS,BATCHES = 100,3,10   # samples, 80 of them for training; batches of an epoch
+N,EPOCHS,BATCHES = 200,3,20   # samples, 160 of them for training; batches of an epoch
 OPTIONS = ['mixup jitter csv save', 'fine_tune train_metrics csv', 'accumulate balance csv', 'lr_find plateau flat csv']
 
 def sample(i):
@@ -62,7 +62,7 @@ def n_lines(folder):
 
 def stop_somewhere(rng, pid, folder, number):
     "Send the signal `number` after a random number of batches; returns the place, `None` if the training ended before"
-    wanted = n_lines(folder)+rng.randrange(1, 2*BATCHES)
+    wanted = n_lines(folder)+rng.randrange(1, BATCHES)
     while n_lines(folder)<wanted:
         if os.waitid(os.P_PID, pid, os.WEXITED|os.WNOHANG|os.WNOWAIT): return
         time.sleep(.002)
@@ -113,7 +113,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp, redis_server() as server:
         tmp = Path(tmp)
         to_redis(list(range(N)), server.url, 'd', sample, num_workers=1, progress=False)
-        to_shards(list(range(N)), tmp/'shards', sample, chunk=10, maxcount=10, num_workers=1, progress=False)
+        to_shards(list(range(N)), tmp/'shards', sample, chunk=20, maxcount=20, num_workers=1, progress=False)
         while n<args.kills:
             options,kills = OPTIONS[n//5%len(OPTIONS)],min(5, args.kills-n)
             url = server.url if n//5%2 else str(tmp/'shards')
