@@ -337,7 +337,9 @@ def _put_text(logger, text):
 @patch
 @contextmanager
 def fitting(self:Resume):
-    "Context manager of a fit: SIGTERM and SIGINT are noted, and what is being written is finished"
+    """Context manager of a fit: SIGTERM and SIGINT are noted, and what is being written is finished
+
+    Outside of the main thread of a process, Python handles no signals."""
     self.is_fitting,self.told = True,0
     signals = (signal.SIGTERM,signal.SIGINT) if current_thread() is main_thread() else ()
     before = {number:signal.getsignal(number) for number in signals}
