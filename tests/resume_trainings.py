@@ -1,7 +1,7 @@
 """A training that writes down what it did, for tests of trainings that are stopped and go on
 
-It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that draws
-from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather predictions."""
+It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that
+draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather predictions."""
 import contextlib, hashlib, json, os, signal, sys, warnings
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class BatchLog(Callback):
         self.seen += 1
         if self.seen==self.at: self.stop()
 
-CALLBACKS = {'mixup':MixUp, 'accumulate':lambda: GradientAccumulation(20), 'short':lambda: ShortEpochCallback(.5, short_valid=False),
+CALLBACKS = {'mixup':MixUp, 'accumulate':lambda: GradientAccumulation(20),
+    'short':lambda: ShortEpochCallback(.5, short_valid=False),
     'csv':CSVLogger, 'save':lambda: SaveModelCallback(monitor='valid_loss'),
     'plateau':lambda: ReduceLROnPlateau(min_delta=10.), 'early':lambda: EarlyStoppingCallback(min_delta=10.),
     'bf16':lambda: MixedPrecision('bf16')}

@@ -1,4 +1,4 @@
-"A training that is stopped anywhere goes on exactly there, with any number of workers; a loader with a seed computes any batch"
+"A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
 import json, os, signal, warnings
 
 import pytest
@@ -286,7 +286,8 @@ def test_attributes_that_cannot_be_saved_are_named_once(stores, tmp_path):
         def before_fit(self): self.gathered = {object()}
     learn = plain(stores['memory'], tmp_path)
     learn.add_cb(Mine())
-    with pytest.warns(UserWarning, match='Mine: gathered is no plain data, and is not saved') as found: learn.fit(1, 1e-2)
+    with pytest.warns(UserWarning, match='Mine: gathered is no plain data, and is not saved') as found:
+        learn.fit(1, 1e-2)
     assert len([w for w in found if 'plain data' in str(w.message)])==1
 
 def test_validating_and_predicting_in_between_change_nothing(stores, tmp_path):
@@ -371,7 +372,9 @@ def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interp
     def run(name, world_size, at=0):
         base = dict(os.environ, OMP_NUM_THREADS='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='1', GLOO_SOCKET_IFNAME='lo',
                     TESTS=str(HERE), MEET=str(tmp_path/f'meet {name} {world_size} {at}'))
-        def env(r): return base|dict(WORLD_SIZE=str(world_size), RANK=str(r), LOCAL_RANK=str(r)) if world_size>1 else base
+        def env(r):
+            one = dict(WORLD_SIZE=str(world_size), RANK=str(r), LOCAL_RANK=str(r)) if world_size>1 else {}
+            return base|one
         ranks = [interpreters.start(tmp_path/'script.py', folder, tmp_path/name, at, 8//world_size, env=env(r))
                  for r in range(world_size)]
         ended = [rank.wait() for rank in ranks]
@@ -398,3 +401,17 @@ def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interp
         run(name, int(name))
         assert seen(name)[0]==expected[0]
     assert seen('2')[1]==expected[1]
+
+def test_what_comes_before_the_batch_is_not_computed():
+    "At nine tenths of fifty million samples"
+    from fastai_remote.order.base import Order
+    from fastai_remote.order.permutation import Permutation
+    from fastai_remote.order.ranks import worker_batches
+    class Counted(Permutation):
+        asked = 0
+        def _at(self, i):
+            self.asked += len(i)
+            return super()._at(i)
+    order = Counted(50_000_000, 1)
+    first = next(worker_batches(Order(50_000_000, order), 64, 1, 2, 700_000))
+    assert order.asked<=1024 and first.tolist()==order[np.arange(64*700_001, 64*700_002)].tolist()

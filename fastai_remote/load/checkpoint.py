@@ -2,8 +2,9 @@
 
 Docs: page `load/checkpoint`"""
 
-# `torch.load(weights_only=True)` reads such a file: it runs no code of whoever wrote it. The file before the latest one is
-# kept, because a disk or an upload can damage the latest. A member of a zip file, which torch writes, has a checksum.
+# `torch.load(weights_only=True)` reads such a file: it runs no code of whoever wrote it. The file before the latest one
+# is kept, because a disk or an upload can damage the latest. The members of a zip file, which torch writes, have
+# checksums.
 
 __all__ = ['encode', 'decode', 'state_of', 'restore', 'CheckpointFile']
 

@@ -149,7 +149,13 @@ class RemoteDL(SeededDL, ShownDL):
         # Threads that build whole batches, in each worker. With `num_workers=0` they work while the model trains
         threads:int=0,
         check:bool=True, # Compare the checksums of what is read?
+        # Makes the order, and all that transforms draw, functions of this seed, the epoch and the position. Outside of a
+        # `Learner`, an epoch that was read to its end is followed by the next. Default: random, as in fastai
+        seed:int=None,
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
+        # With a `seed` and shards: so many parts of an epoch are read side by side, instead of one for each worker. Each
+        # uses `2*interleave` shards at the same time
+        lanes:int=8,
         # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
         # `replaced` has the numbers. `get_preds` and `test_dl` skip none, but raise an error: results would be shifted
         on_bad:str='raise',
@@ -161,13 +167,6 @@ class RemoteDL(SeededDL, ShownDL):
         # `lengths(dataset)` -> length of each sample, as `SortedWindows` takes them. Samples of similar lengths then
         # share a batch, as in fastai's `SortedDL`. Blocks for texts set this. If it is or returns `None`: any order
         lengths=None,
-        # Makes the order and all random numbers of transforms functions of this seed, the epoch and the position, in any
-        # process. Outside of a `Learner`, an epoch that was read to its end is followed by the next; see `set_epoch`.
-        # Default: as in fastai
-        seed:int=None,
-        # With a `seed`, if the store has shards: how many parts of the epoch are read side by side, instead of one for
-        # each worker, as the order must not depend on these. Each has `interleave` shards in use
-        lanes:int=8,
         # Has no effect, and warns: fastai makes new workers for each epoch, and so does this class
         persistent_workers:bool=False,
         **kwargs # As `TfmdDL`
@@ -186,7 +185,8 @@ class RemoteDL(SeededDL, ShownDL):
         if lanes<1: raise ValueError(f'lanes must be at least 1, not {lanes}')
         if seed is not None: seed = checked_seed(seed)
         _check_arguments(type(self), kwargs)
-        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths,persistent_workers,seed,lanes')
+        store_attr('prefetch,threads,check,balance,seed,interleave,lanes,on_bad,reducing_gap,lengths')
+        store_attr('persistent_workers')
         if persistent_workers:
             warnings.warn('persistent_workers=True has no effect: as in stock fastai, each epoch has new workers; '
                           'leave it out', stacklevel=2)

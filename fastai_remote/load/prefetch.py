@@ -28,7 +28,7 @@ def reads_whole_shards(
     return sizes is not None and 2*sizes.sum()>=items.store.shards.n[sizes>0].sum(dtype=np.int64)
 
 class ShuffledShards:
-    """Which shards a process fetches in a shuffled epoch: those of the groups that it reads from, and of the next groups
+    """Which shards a process fetches in a shuffled epoch: those of the groups that it reads from, and of the next ones
 
     Call it with each batch. It returns the arguments of the store's `prefetch` when a new group begins, else `None`."""
     def __init__(self,

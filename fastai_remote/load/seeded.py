@@ -3,7 +3,8 @@
 Docs: page `load/seeded`"""
 
 # A place in a training is plain data: the number of the fit, of the epoch in the fit, and of the batch in the epoch. A
-# loader with a `seed` computes everything else from it, so that any process can go on there, with any number of workers.
+# loader with a `seed` computes everything else from it, so that any process can go on there, with any number of
+# workers.
 
 __all__ = ['SeededDL']
 
