@@ -1,7 +1,8 @@
 """A training that writes down what it did, for tests of trainings that are stopped and go on
 
 It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that
-draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather predictions."""
+draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather
+predictions."""
 import contextlib, hashlib, json, os, signal, sys, warnings
 from pathlib import Path
 

@@ -149,12 +149,12 @@ class RemoteDL(SeededDL, ShownDL):
         # Threads that build whole batches, in each worker. With `num_workers=0` they work while the model trains
         threads:int=0,
         check:bool=True, # Compare the checksums of what is read?
-        # Makes the order, and all that transforms draw, functions of this seed, the epoch and the position. Outside of a
-        # `Learner`, an epoch that was read to its end is followed by the next. Default: random, as in fastai
+        # Makes the order, and all that transforms draw, functions of this seed, the epoch and the position. Outside of
+        # a `Learner`, an epoch that was read to its end is followed by the next. Default: random, as in fastai
         seed:int=None,
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
-        # With a `seed` and shards: so many parts of an epoch are read side by side, instead of one for each worker. Each
-        # uses `2*interleave` shards at the same time
+        # With a `seed` and shards: so many parts of an epoch are read side by side, instead of one for each worker.
+        # Each uses `2*interleave` shards at the same time
         lanes:int=8,
         # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
         # `replaced` has the numbers. `get_preds` and `test_dl` skip none, but raise an error: results would be shifted
