@@ -31,8 +31,9 @@ def rank_share(
     `DistributedDL`, a rank reads few shards, if the order is that of the shards. Without `bs`, an order that is a
     `ShardPermutation` is always divided by that: each rank reads shards of its own. So it must begin at position 0, and
     the `ShardPermutation`, or the `SortedWindows` of one, must be its first map; for other parts of such an order, and
-    for the share of a rank, `ValueError` is raised, and so it is for the share of a `WeightedOrder`. Of a `WeightedOrder`,
-    all ranks together make as many draws as one; further draws, not the first ones, make the shares equally long."""
+    for the share of a rank, `ValueError` is raised, and so it is for the share of a `WeightedOrder`. Of a
+    `WeightedOrder`, all ranks together make as many draws as one; further draws, not the first ones, make the shares
+    equally long."""
     if not 0<=rank<world_size: raise ValueError(f'there is no rank {rank} of {world_size}: ranks count from 0')
     n = len(order)
     if not n or world_size==1: return order
