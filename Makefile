@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme readme-text
-.PHONY: docs bench faults sources kinds test-servers soak kills wheel clean
+.PHONY: docs bench faults sources kinds test-servers soak kills resume wheel clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -138,6 +138,9 @@ soak: setup  # make soak [SOAK_SECONDS=3600] [SOAK_STORE=cluster or sentinel]: t
 
 kills: setup  # make kills [KILLS=20] [ARGS='--place folder']: random SIGKILLs of writers, workers and servers, 20 of each for each place
 	$(PY) -W ignore tests/kills.py $(ARGS)
+
+resume: setup  # make resume [ARGS='--kills 100 --seed 7']: trainings that are killed at random and go on, compared with the same ones that are not
+	$(PY) -W ignore tests/resume_kills.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv.lowest .venv.newest build dist *.egg-info demo.png fastai_remote/codec/*.so

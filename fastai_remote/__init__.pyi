@@ -34,6 +34,7 @@ from .load.items import RemoteItems as RemoteItems
 from .load.items import get_remote_items as get_remote_items
 from .load.mix import mix as mix
 from .load.normalize import MeanImage as MeanImage
+from .load.resume import Resume as Resume
 from .load.splitters import FieldSplitter as FieldSplitter
 from .load.splitters import KFoldSplitter as KFoldSplitter
 from .load.splitters import RandomStoreSplitter as RandomStoreSplitter
@@ -73,6 +74,7 @@ __all__ = [
     'RedisStore',
     'RemoteDL',
     'RemoteDataset',
+    'Resume',
     'ShardBlock',
     'ShardStore',
     'Store',

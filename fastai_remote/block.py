@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, TfmdDL, TfmdLists
+from fastai.learner import Learner
 from fastai.torch_core import get_first
 from fastai.vision.core import PILImage
 from fastcore.basics import patch
@@ -32,6 +33,7 @@ from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
 from .load.normalize import add_normalize
+from .load.resume import counted_fit
 from .load.splitters import default_splitter
 from .load.texts import TextOptions
 from .store.address import concealed, public_url
@@ -90,7 +92,9 @@ def from_store(cls:DataLoaders,
     # that would mix splits of other names, and raises `ValueError` if it would train on a split `test`
     splitter=None,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
-    seed:int=0, # Seed of a random split
+    # Seed of a random split, 0 by default; and, as in `RemoteDL`, of the order and of what transforms draw, which are
+    # random as in fastai by default. For another seed of the split: `splitter=RandomStoreSplitter(0.2, seed=…)`
+    seed:int=None,
     img_cls:type=PILImage, # Type of the images
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
@@ -112,9 +116,10 @@ def from_store(cls:DataLoaders,
     inputs,targets = choose_fields(store, x, y, img_cls, draw, text)
     options = {name:value for name,value in (('having',having),('where',where)) if value is not None}
     get_items = partial(get_remote_items, **options) if options else get_remote_items
+    if seed is not None: kwargs['seed'] = seed
     if normalize: batch_tfms = add_normalize(inputs, batch_tfms, get_items)
     dblock = DataBlock(blocks=[_block_of(choice) for choice in inputs+targets], n_inp=len(inputs), get_items=get_items,
-                       splitter=splitter or default_splitter(store, valid_pct, seed), item_tfms=item_tfms,
+                       splitter=splitter or default_splitter(store, valid_pct, seed or 0), item_tfms=item_tfms,
                        batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 
@@ -202,6 +207,7 @@ def _new(cls, dl=None, *args, **kwargs):
     return _new_before(cls)
 
 TfmdLists.setup,DataLoaders.test_dl,TfmdDL.__new__ = _setup,_test_dl,_new
+Learner.fit = counted_fit(Learner.fit)
 
 # fastai's cleaners are for notebooks. Their module takes a while to import, so that nothing else waits for it
 if 'fastai.vision.widgets' in sys.modules or 'ipykernel' in sys.modules and find_spec('ipywidgets'):

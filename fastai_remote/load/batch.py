@@ -37,6 +37,7 @@ class Batch:
     values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
     wanted:int=None # Number of samples before some were skipped; default: that of `positions`
     bad:tuple=() # Numbers of samples that were replaced or skipped
+    first:int=0 # Place in the epoch of the first sample
 
     def __post_init__(self):
         if self.wanted is None: self.wanted = len(self.positions)

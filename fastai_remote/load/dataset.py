@@ -360,8 +360,10 @@ class _BatchEpochs(Epochs):
             order = Order(n, ShardPermutation(sizes, seed, self.interleave, self.bs, workers))
         return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
-    def _shard_prefetch(self, order, worker, given=0):
-        return None if _shard_sizes(self) is None else shard_prefetch(self.ds.items, order, worker, given)
+    def _shard_prefetch(self, order, worker, workers, skipped=0):
+        "As `shard_prefetch`; `skipped` is the number of batches that this worker has read before"
+        def first_of(k): return ((skipped+k)*workers+worker)*self.bs
+        return None if _shard_sizes(self) is None else shard_prefetch(self.ds.items, order, first_of)
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb
 class RemoteBatches(_BatchEpochs, Sampler):
@@ -378,8 +380,8 @@ class RemoteBatches(_BatchEpochs, Sampler):
         self.ds.store.new_epoch()
         prefetch = None
         if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
-            given = [(first-worker+workers-1)//workers*self.bs for worker in range(workers)]
-            prefetch = [self._shard_prefetch(order, worker, given[worker]) for worker in range(workers)]
+            skipped = [(first-worker+workers-1)//workers for worker in range(workers)]
+            prefetch = [self._shard_prefetch(order, worker, workers, skipped[worker]) for worker in range(workers)]
         for k,numbers in enumerate(worker_batches(order[first*self.bs:], self.bs), first):
             positions = _Positions(numbers.tolist())
             positions.epoch = epoch
@@ -432,7 +434,7 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
         "Yields the batches of `worker`, without reading the first `skipped`: 0 where steps may leave out samples"
         order,samples = self._order(seed, num_workers),[]
         batches = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
-        for read in self.ds.read_ahead(batches, self._shard_prefetch(order, worker, skipped*self.bs)):
+        for read in self.ds.read_ahead(batches, self._shard_prefetch(order, worker, num_workers, skipped)):
             results,stops = self.ds.results(read),False
             if self.ds.may_drop:
                 stops = any(isinstance(result, Dropped) and result.stops for result in results)
@@ -541,7 +543,8 @@ class SampleInput(StreamInput):
         n = max(1, min(_READ, self._size()//(8*consumer.count)))
         order = self._order(seed_of(*key), consumer, n)
         by_shards = not (self.parts or self.resampled) and _shard_sizes(self) is not None
-        prefetch = shard_prefetch(self.ds.items, order, consumer.worker) if by_shards else None
+        def first_of(k): return (k*consumer.num_workers+consumer.worker)*n
+        prefetch = shard_prefetch(self.ds.items, order, first_of) if by_shards else None
         batches = worker_batches(order, n, consumer.worker, consumer.num_workers)
         return self.ds.pairs(self.ds.read_ahead(batches, prefetch))
 

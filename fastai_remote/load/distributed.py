@@ -34,7 +34,34 @@ class RemoteDistributedDL(DistributedDL):
             raise ValueError(f"{dl.store_names}: on_bad='skip' would give the ranks different numbers of samples, and "
                              "they would wait for each other: use on_bad='replace' to train on several ranks")
 
+    @property
+    def start(self):
+        "Number of the batch that the epoch begins with, as in `RemoteDL`"
+        return self.dl.start
+
+    def __len__(self):
+        if not self.dl.is_seeded: return super().__len__()
+        n,bs = self.dl.n,(self.bs or 1)*self.world_size
+        return n//bs if self.drop_last else -(-n//bs)
+
+    def randomize(self):
+        self.dl.rank,self.dl.world_size = self.rank,self.world_size
+        super().randomize()
+
     def get_idxs(self):
+        return self._seeded_idxs() if self.dl.is_seeded else self._agreed_idxs()
+
+    def _seeded_idxs(self):
+        "The share of an order that each rank computes by itself: global batches do not depend on the number of ranks"
+        order = self.dl.get_idxs()
+        if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
+        bs = (self.bs or 1)*self.world_size
+        if self.drop_last and len(order)%bs: order = _first_of(order, len(order)//bs*bs)
+        share = self.dl.share(order, self.rank, self.world_size)
+        self.n,self.n_padded = len(order),len(share)*self.world_size
+        return share
+
+    def _agreed_idxs(self):
         dl,seed = self.dl,torch.tensor([self.dl.rng.getrandbits(62)])
         if torch.distributed.is_initialized():
             if torch.distributed.get_backend()=='nccl': seed = seed.cuda()
@@ -48,7 +75,10 @@ class RemoteDistributedDL(DistributedDL):
         return share
 
     def after_batch(self, b): return b if type(b) is NoSamples else super().after_batch(b)
-    def __iter__(self): return ending_workers(without_empty(super().__iter__()))
+    def __iter__(self):
+        batches = super().__iter__()
+        if self.dl.is_seeded: batches = self.dl.seeded_batches(batches)
+        return ending_workers(without_empty(batches))
 
     def to_detach(self, b, cpu=True, gather=True):
         "As fastai's; results of `get_preds` are gathered in the order of the samples, without repeated ones at the end"
@@ -64,6 +94,12 @@ class RemoteDistributedDL(DistributedDL):
         # The `RemoteDL` builds the batches, and needs the order and the worker of this loader
         self.dl._DataLoader__idxs,self.dl.offs,self.dl.num_workers = self._DataLoader__idxs,self.offs,self.num_workers
         yield from self.dl.create_batches(samps)
+
+def _first_of(order, n):
+    "The first `n` of `order`, also of a `WeightedOrder`, which cannot be sliced"
+    result = Order(n, order)
+    result.chunk_size = order.chunk_size
+    return result
 
 def _check_same(order, dl):
     "Raise `ValueError` if the ranks have different orders: `get_preds` drew them, in each rank by itself"

@@ -43,20 +43,27 @@ def shard_sizes(
     return sizes if sizes is not None and sizes.sum()==dl.n else None
 
 def _shuffled_shards(dl, sizes):
-    "A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards"
-    return ShardPermutation(sizes, dl.rng.getrandbits(63), dl.interleave, dl.bs or 1, dl.fake_l.num_workers)
+    """A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards
+
+    With a `seed` it depends neither on the number of workers nor on that of the ranks: each batch of all ranks together
+    has as many samples of each lane, so that each rank reads lanes of its own."""
+    lanes,bs = dl.fake_l.num_workers,dl.bs or 1
+    if dl.is_seeded: lanes,bs = dl.lanes,max(1, dl.global_bs//dl.lanes)
+    return ShardPermutation(sizes, dl.rng.getrandbits(63), dl.interleave, bs, lanes)
 
 def _by_length(dl):
     "The `Order` of fastai's `SortedDL`: if shuffled, similar lengths share a batch; else the longest come first"
     if not dl.shuffle: return Order(dl.n, LongestFirst(dl.known_lengths, dl.n))
     sizes,lanes,longest = shard_sizes(dl),None,None
-    if sizes is not None: base,lanes = _shuffled_shards(dl, sizes),max(1, dl.fake_l.num_workers)
+    if sizes is not None:
+        # with a `seed`, each batch has samples of all lanes
+        base,lanes = _shuffled_shards(dl, sizes),1 if dl.is_seeded else max(1, dl.fake_l.num_workers)
     else:
         base = Permutation(dl.n, dl.rng.getrandbits(63))
         if dl.longest is None: dl.longest = longest_of(dl.known_lengths, dl.n)
         longest = dl.longest
     seed = dl.rng.getrandbits(63)
-    return Order(dl.n, SortedWindows(base, dl.n, dl.known_lengths, dl.bs or 1, seed, lanes, longest))
+    return Order(dl.n, SortedWindows(base, dl.n, dl.known_lengths, dl.global_bs, seed, lanes, longest))
 
 def _balanced(dl):
     "A `WeightedOrder` that draws labels according to `balance`"

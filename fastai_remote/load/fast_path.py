@@ -33,6 +33,7 @@ class BatchPipeline(Pipeline):
     Everything else is done as `Pipeline` does it."""
     memory = None   # the `BatchMemory` of the floats
     known = None   # the first transform, during an epoch at whose beginning `why_stock` was empty
+    seeds = None   # the `EpochSeeds`, during an epoch of a loader with a `seed`
     @classmethod
     def of(cls,
         pipeline # The `after_batch` of a loader
@@ -48,6 +49,7 @@ class BatchPipeline(Pipeline):
         return why_unknown(self.fs[0], (IntToFloatTensor,), *types) or why_stock_changed() or why_changed(*types)
 
     def __call__(self, o):
+        if self.seeds is not None: self.seeds.begin_step()
         if type(o) is NoSamples: return o
         is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)
         if self.known is None or not is_images: return super().__call__(o)

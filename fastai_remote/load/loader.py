@@ -18,6 +18,7 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 import fastai.torch_core
+import numpy as np
 import torch
 from fastai.data.block import DataBlock
 from fastai.data.core import FilteredBase, TfmdDL
@@ -41,9 +42,10 @@ from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, shard_prefetch
 from .shared_buffers import SharedBuffers
+from .seeded import SeededDL
 from .show import ShownDL
 from ..order.base import Order
-from ..order.permutation import Permutation
+from ..order.permutation import checked_seed, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..processes import Worker
 
@@ -130,7 +132,7 @@ class BadSamples:
 _not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
                 "on_bad='replace' would use another sample in its place")
 
-class RemoteDL(ShownDL):
+class RemoteDL(SeededDL, ShownDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
@@ -147,7 +149,13 @@ class RemoteDL(ShownDL):
         # Threads that build whole batches, in each worker. With `num_workers=0` they work while the model trains
         threads:int=0,
         check:bool=True, # Compare the checksums of what is read?
+        # Makes the order, and all that transforms draw, functions of this seed, the epoch and the position. Outside of
+        # a `Learner`, an epoch that was read to its end is followed by the next. Default: random, as in fastai
+        seed:int=None,
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
+        # With a `seed` and shards: so many parts of an epoch are read side by side, instead of one for each worker.
+        # Each uses `2*interleave` shards at the same time
+        lanes:int=8,
         # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
         # `replaced` has the numbers. `get_preds` and `test_dl` skip none, but raise an error: results would be shifted
         on_bad:str='raise',
@@ -174,8 +182,11 @@ class RemoteDL(ShownDL):
             raise ValueError(f'prefetch and threads must be at least 0, not {prefetch=}, {threads=}')
         if interleave is not None and interleave<1:
             raise ValueError(f'interleave must be at least 1, or None, not {interleave}')
+        if lanes<1: raise ValueError(f'lanes must be at least 1, not {lanes}')
+        if seed is not None: seed = checked_seed(seed)
         _check_arguments(type(self), kwargs)
-        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths,persistent_workers')
+        store_attr('prefetch,threads,check,balance,seed,interleave,lanes,on_bad,reducing_gap,lengths')
+        store_attr('persistent_workers')
         if persistent_workers:
             warnings.warn('persistent_workers=True has no effect: as in stock fastai, each epoch has new workers; '
                           'leave it out', stacklevel=2)
@@ -188,7 +199,8 @@ class RemoteDL(ShownDL):
         if kwargs.get('verbose'): print(self.explain())
         if balance is not None and shuffle: check_balance(getattr(dataset, 'items', dataset), balance)
         if shuffle and shard_sizes(self) is not None:
-            self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
+            processes = self.fake_l.num_workers if seed is None else lanes
+            self.dataset.items.store.check_cache(processes, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
         """As `TfmdDL.new`. It also keeps `n` if no `dataset` is given
@@ -246,12 +258,15 @@ class RemoteDL(ShownDL):
         world_size:int # Number of ranks
     )->Order:
         "The part of an epoch that a rank reads: consecutive positions, or with `in_place` batches in turn"
-        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
+        in_turn = self.in_place or self.is_seeded
+        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if in_turn else None)
 
     def sample(self):
         order = self._DataLoader__idxs
-        if not isinstance(order, Order): return super().sample()
-        batches = worker_batches(order, self.bs or 1, self.offs, self.num_workers)
+        if not isinstance(order, Order):
+            if not self.start: return super().sample()
+            order = Order(len(order), np.asarray(order, np.int64))
+        batches = worker_batches(order, self.bs or 1, self.offs, self.num_workers, self.start)
         return (position for batch in batches for position in batch.tolist())
 
     # An epoch, in the main process and then in each worker
@@ -260,12 +275,14 @@ class RemoteDL(ShownDL):
         # Stock fastai calls it where an epoch begins. Unlike `before_iter`, it is no argument that users replace
         if self.on_bad!='raise': self._bad = BadSamples(self.fake_l.num_workers)
         super().randomize()
+        if self.is_seeded: self.seed_epoch()
 
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
-        batches = super().__iter__()
+        batches,self.rank,self.world_size = super().__iter__(),0,1
+        if self.is_seeded: batches = self.seeded_batches(batches)
         try:
             yield from ending_workers(without_empty(batches) if self.on_bad=='skip' else batches)
         finally:
@@ -286,7 +303,7 @@ class RemoteDL(ShownDL):
         if get_worker_info() is not None: gc.freeze()
         self._path = path
         try:
-            if not inputs.fetches: yield from super().create_batches(samps)
+            if not inputs.fetches: yield from super().create_batches(self.all_seeded(samps))
             elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetched(inputs, samps))
             else: yield from self._item_batches(inputs, self._fetched(inputs, samps))
         finally: self._path = None
@@ -302,9 +319,12 @@ class RemoteDL(ShownDL):
         order,shards = getattr(self, '_DataLoader__idxs', None),None
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
-            shards = shard_prefetch(self.dataset.items, order, self.offs)
+            shards = shard_prefetch(self.dataset.items, order, self.first_of)
         reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad, report)
-        try: yield from reader.batches(positions, self.bs or 1)
+        try:
+            for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
+                batch.first = self.first_of(k)
+                yield batch
         except (CorruptSample,MissingSample) as e:
             if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
             raise
@@ -316,15 +336,17 @@ class RemoteDL(ShownDL):
         if self.on_bad=='skip':
             for batch in batches: yield from self._smaller_batch(inputs, batch)
         else:
-            positions = (position for batch in batches for position in inputs.positions_of(batch))
+            positions = (position for batch in batches
+                         for position in self.seeded(inputs.positions_of(batch), batch.first))
             yield from inputs.released(super().create_batches(positions))
 
     def _smaller_batch(self, inputs, batch):
         "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
+        positions = self.seeded(inputs.positions_of(batch), batch.first)
         self._keeps_smaller = batch.wanted==self.bs
         made = False
         try:
-            for result in inputs.released(super().create_batches(inputs.positions_of(batch))):
+            for result in inputs.released(super().create_batches(positions)):
                 made = True
                 yield result
         finally: self._keeps_smaller = False
@@ -333,9 +355,11 @@ class RemoteDL(ShownDL):
     def _no_samples(self, batch):
         """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
 
-        Nothing outside a worker, for a batch that `drop_last` drops, or without a `BatchPipeline`."""
+        Nothing outside a worker, unless batches are counted because of a `seed`; for a batch that `drop_last` drops; or
+        without a `BatchPipeline`."""
         is_dropped = self.drop_last and batch.wanted<self.bs
-        if get_worker_info() is not None and not is_dropped and type(self.after_batch) is BatchPipeline:
+        is_counted = get_worker_info() is not None or self.is_seeded
+        if is_counted and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
 
     def chunkify(self, b):
@@ -403,7 +427,9 @@ class RemoteDL(ShownDL):
                     yield from self._no_samples(batch)
                     continue
                 state = random.getstate()
-                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns())
+                def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k)
+                seeding = begin_sample if self.is_seeded else None
+                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 if batch.wanted<self.bs and self.drop_last and not given_up: continue
                 waiting.append((submit(whole.finish, begun), state, batch))
@@ -444,7 +470,7 @@ class RemoteDL(ShownDL):
 _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
-_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
+_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths seed lanes'.split()
 
 def _check_arguments(cls, arguments):
     """Raise `TypeError` if `arguments` has a name that no `__init__` of `cls`, a `RemoteDL`, has a parameter for

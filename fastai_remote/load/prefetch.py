@@ -28,32 +28,40 @@ def reads_whole_shards(
     return sizes is not None and 2*sizes.sum()>=items.store.shards.n[sizes>0].sum(dtype=np.int64)
 
 class ShuffledShards:
-    """Which shards a worker fetches in a shuffled epoch: those of the group that it reads from, and of the next group
+    """Which shards a process fetches in a shuffled epoch: those of the groups that it reads from, and of the next ones
 
     Call it with each batch. It returns the arguments of the store's `prefetch` when a new group begins, else `None`."""
     def __init__(self,
         store:Store, # A store with shards
         perm:ShardPermutation, # The order of the epoch
-        worker:int, # Number of the worker
-        given:int=0 # Samples that it has read before
-    ):
-        self.store,self.perm,self.worker,self.shards = store,perm,worker,perm.shards(worker)
-        self.given,self.group = given,None   # samples so far, number of the current group
+        first_of # `first_of(k)`: the position in `perm` of the first sample of batch `k` of this process
+    ): self.store,self.perm,self.first_of,self.k,self.groups = store,perm,first_of,0,None
 
     def __call__(self,
         positions:list # Positions of a batch; only their number matters
     ): # `(shards, wait)`: their numbers, and whether samples wait for their shards; or `None`
         "The arguments of `prefetch` if this batch begins a new group"
-        group = self.perm.group_at(self.worker, self.given)
-        is_new = group!=self.group
-        self.given,self.group = self.given+len(positions),group
+        groups = self._groups(self.first_of(self.k), len(positions))
+        is_first,is_new = self.groups is None,groups!=self.groups
+        self.k,self.groups = self.k+1,groups
         if not is_new: return
         per_group = self.perm.interleave
-        shards = list(dict.fromkeys(self.shards[group*per_group:(group+2)*per_group].tolist()))
-        return shards, group>0 or self._is_quick(self.shards[:per_group], len(positions))
+        def shards(n):   # of `n` groups, from the current one on
+            found = [self.perm.shards(lane)[group*per_group:(group+n)*per_group].tolist() for lane,group in groups]
+            return list(dict.fromkeys(sum(found, [])))
+        return shards(2), not is_first or self._is_quick(shards(1), len(positions))
+
+    def _groups(self, first, n):
+        "A pair `(worker, its group)` of the permutation for each worker that `n` positions from `first` on belong to"
+        bs,workers = self.perm.bs,self.perm.num_workers
+        found = {}
+        for batch in range(first//bs, -(-(first+n)//bs)):
+            turn,worker = divmod(batch, workers)
+            found.setdefault(worker, self.perm.group_at(worker, turn*bs))
+        return sorted(found.items())
 
     def _is_quick(self, shards, n):
-        "Does it cost less to read `shards`, an array of their numbers, as a whole than `n` single samples?"
+        "Does it cost less to read `shards`, a list of their numbers, as a whole than `n` single samples?"
         manifest = self.store.manifest
         sample_bytes = n*manifest.nbytes/max(1, manifest.n)
         return self.store.shards.size[shards].sum()<=READ_COST*sample_bytes
@@ -78,13 +86,12 @@ class ShardsInOrder:
 def shard_prefetch(
     items:RemoteItems, # Sample numbers, by shards
     order, # The `Order` of the epoch of this rank, or `None`
-    worker:int, # Number of the worker
-    given:int=0 # Samples that it has read before
+    first_of # As `ShuffledShards` takes it
 ): # `None` if samples are read one by one
-    "A function to call with each batch of `worker`, which returns the arguments of the store's `prefetch`, or `None`"
+    "A function to call with each batch of a process, which returns the arguments of the store's `prefetch`, or `None`"
     if not reads_whole_shards(items): return
     perm = shard_permutation_of(order)
-    return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, worker, given)
+    return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, first_of)
 
 class FetchThreads:
     """Threads that work in advance. As a context manager it returns `submit`.

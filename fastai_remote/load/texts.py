@@ -438,6 +438,13 @@ class RemoteLMDL(RemoteDL):
         "A sequence: the tokens, a tensor, of the text at each position"
         return _Tokens(self.dataset)
 
+    def set_epoch(self, epoch, fit=0, start=0):
+        "As in `RemoteDL`; raises `ValueError` for a `start` that is not 0"
+        if start:
+            raise ValueError(f'{self.store_names}: an epoch of a language model cannot begin in its middle, as the '
+                             'model has a hidden state of all texts before')
+        super().set_epoch(epoch, fit)
+
     def get_idxs(self):
         self._sequence = self._new_sequence()
         return Order(self.n)

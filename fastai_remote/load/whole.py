@@ -39,10 +39,11 @@ _array_codecs = NpyCodec,NpzCodec,NpyImageCodec,NpzImageCodec   # what they deco
 
 class _TensorMaker:
     "Makes one tensor of the values of a batch in one pipeline"
-    def begin(self, values):
+    def begin(self, values, begin_sample):
         """The part of the work that must happen in the order of the batches: transforms draw their random numbers
 
-        `values` are those of a batch, a list or an array. The result is for `__call__`: here, `values` themselves."""
+        `values` are those of a batch, a list or an array. `begin_sample(k)`, if it is not `None`, is called before
+        those of sample `k` of the batch. The result is for `__call__`: here, `values` themselves."""
         return values
     def __call__(self, values)->OutgoingTensor:
         """The tensor of a batch; `values` is what `begin` returned
@@ -87,7 +88,7 @@ class _ImageMaker(_TensorMaker):
         self.channels = 3 if self.cls._open_args['mode']=='RGB' else 1
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
-    def begin(self, values):
+    def begin(self, values, begin_sample):
         """`values` as they are; with item transforms, a list of the images that these return, where possible undecoded
 
         Raises what opening an image or a transform raises."""
@@ -95,7 +96,9 @@ class _ImageMaker(_TensorMaker):
         if self.codec.name=='strokes': values = list(self.fetch.draw.arrays(values))
         elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
         images = [open_image(o, self.cls, **self.options) for o in values]
-        images = [compose_tfms(image, self.tfms, split_idx=self.split_idx) for image in images]
+        for k,image in enumerate(images):
+            if begin_sample: begin_sample(k)
+            images[k] = compose_tfms(image, self.tfms, split_idx=self.split_idx)
         return [image if self._waits(image) else open_image(image, self.cls) for image in images]
 
     def _waits(self, image):
@@ -300,10 +303,11 @@ class WholeBatches:
     def __bool__(self): return len(self.makers)>0
 
     def begin(self,
-        columns:list # The values of each pipeline: a list or an array, one value for each position
+        columns:list, # The values of each pipeline: a list or an array, one value for each position
+        begin_sample=None # `begin_sample(k)`, called before the transforms of sample `k` of the batch
     )->list: # For `finish`; `None` if the items have to be made one by one, which also raises the right error
         "The part of making a batch that draws random numbers"
-        try: return [maker.begin(values) for maker,values in zip(self.makers, columns)]
+        try: return [maker.begin(values, begin_sample) for maker,values in zip(self.makers, columns)]
         except Exception: return None
 
     def finish(self,

@@ -21,22 +21,27 @@ def rank_share(
     world_size:int, # Number of ranks
     consecutive:bool=False, # Give each rank consecutive positions instead of every `world_size`-th one?
     # Give each rank `bs` positions in turn, so that the batches of all ranks, one after the other, have the order of
-    # the epoch; default: as `consecutive` says
+    # the epoch, whatever the order is; default: as `consecutive` says
     bs:int=None,
 )->Order: # ceil(len(order)/world_size) positions
     """The part of `order` that `rank` visits; all ranks get equally many positions
 
     Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a
     rank gets every `world_size`-th position, as from torch's `DistributedSampler`. With `consecutive`, as in fastai's
-    `DistributedDL`, a rank reads few shards, if the order is that of the shards. An order that is a `ShardPermutation`
-    is always divided by that: each rank reads shards of its own. So it must begin at position 0, and the
-    `ShardPermutation`, or the `SortedWindows` of one, must be its first map; for other parts of such an order, and for
-    the share of a rank, `ValueError` is raised, and so it is for the share of a `WeightedOrder`. Of a `WeightedOrder`,
-    all ranks together make as many draws as one; further draws, not the first ones, make the shares equally long."""
+    `DistributedDL`, a rank reads few shards, if the order is that of the shards. Without `bs`, an order that is a
+    `ShardPermutation` is always divided by that: each rank reads shards of its own. So it must begin at position 0, and
+    the `ShardPermutation`, or the `SortedWindows` of one, must be its first map; for other parts of such an order, and
+    for the share of a rank, `ValueError` is raised, and so it is for the share of a `WeightedOrder`. Of a
+    `WeightedOrder`, all ranks together make as many draws as one; further draws, not the first ones, make the shares
+    equally long."""
     if not 0<=rank<world_size: raise ValueError(f'there is no rank {rank} of {world_size}: ranks count from 0')
     n = len(order)
     if not n or world_size==1: return order
     length = -(-n//world_size)
+    if bs:
+        share = Order(length, BatchesInTurn(n, rank, world_size, bs), Modulo(n), order)
+        share.chunk_size = order.chunk_size
+        return share
     if isinstance(order, WeightedOrder):
         if order.positions!=range(order.n): raise ValueError('a share of a `WeightedOrder` cannot be shared again')
         return order.at(range(rank, rank+length*world_size, world_size))
@@ -46,7 +51,6 @@ def rank_share(
         share = ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.num_workers, rank, world_size)
         first,*others = order.maps
         return Order(length, first.over(share, length) if isinstance(first, SortedWindows) else share, *others)
-    if bs: return order[Order(length, BatchesInTurn(n, rank, world_size, bs), Modulo(n))]
     positions = range(rank*length, (rank+1)*length) if consecutive else range(rank, rank+length*world_size, world_size)
     return order[Order(positions, Modulo(n))]
 
@@ -64,9 +68,10 @@ def shard_permutation_of(
     order # An `Order`, or anything else
 )->ShardPermutation: # `None` if there is none
     "The `ShardPermutation` that `order` is computed by: the first among its maps, or that a `SortedWindows` there has"
+    if isinstance(order, SortedWindows): order = order.base
+    if isinstance(order, ShardPermutation): return order
     maps = order.maps if isinstance(order, Order) else ()
-    maps = [m.base if isinstance(m, SortedWindows) else m for m in maps]
-    return next((m for m in maps if isinstance(m, ShardPermutation)), None)
+    return next((perm for m in maps if (perm:=shard_permutation_of(m)) is not None), None)
 
 class BatchesInTurn:
     """Maps positions in the share of a rank, an int or an array, to positions in the epoch
@@ -99,11 +104,12 @@ def worker_batches(
     bs:int, # Samples per batch
     worker:int=0, # This worker
     num_workers:int=1, # Number of workers
+    first:int=0 # Batches of the epoch that are left out, for all workers together; they are not computed either
 ): # Iterator of int64 arrays, at most `bs` long
-    """The sample numbers of each batch of `worker`, which gets every `num_workers`-th one from batch `worker` on
+    """The sample numbers of each batch of `worker`: every `num_workers`-th one from batch `first+worker` on
 
     They are computed a few batches at a time."""
-    starts = range(worker*bs, len(order), num_workers*bs)
+    starts = range((first+worker)*bs, len(order), num_workers*bs)
     step = max(1, order.chunk_size//bs)   # batches that are computed at once
     for some in (starts[k:k+step] for k in range(0, len(starts), step)):
         positions = (np.asarray(some)[:,None]+np.arange(bs)).ravel()

@@ -1,0 +1,129 @@
+"""Random SIGKILLs, SIGTERMs and SIGINTs of trainings of three epochs, which go on with other numbers of workers
+
+make resume                                   30 of them, from Redis and from shards
+python tests/resume_kills.py --kills 100 --seed 7
+
+Each signal comes from outside, at a random moment after a random batch. When a training has ended, it is compared with
+the same one that nothing stopped: batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and
+predictions are the same bits. A line per signal says how far the training was.
+"""
+import argparse, json, os, random, signal, sys, tempfile, time, traceback, warnings
+from io import BytesIO
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import numpy as np
+import torch
+from PIL import Image
+
+from fastai_remote import redis_server, RedisStore, Resume, ShardStore, to_redis, to_shards
+from resume_trainings import BatchLog, learner, LogFile, merged, train
+
+N,EPOCHS,BATCHES = 200,3,20   # samples, 160 of them for training; batches of an epoch
+OPTIONS = ['mixup jitter csv save', 'fine_tune train_metrics csv', 'accumulate balance csv', 'lr_find plateau flat csv']
+
+def sample(i):
+    content = BytesIO()
+    Image.fromarray(np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)).save(content, 'JPEG')
+    return {'jpg':content.getvalue(), 'cls':f'c{i%4}', 'id':i}
+
+def start(url, folder, options, workers):
+    "The number of a new process, in a group of its own, that trains"
+    pid = os.fork()
+    if pid: return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        out = os.open(folder/'output.txt', os.O_WRONLY|os.O_CREAT|os.O_APPEND)
+        for number in 1,2: os.dup2(out, number)
+        store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
+        log = BatchLog(LogFile(folder/'lines.txt'))
+        learn = learner(store, folder, options, None, Resume(folder/'run.ckpt', every=3), log, num_workers=workers)
+        (folder/'result.json').write_text(json.dumps(train(learn, options, EPOCHS)))
+        code = 0
+    except SystemExit as e: code = e.code
+    except KeyboardInterrupt: code = 130
+    except BaseException: traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+def ended(pid):
+    "The exit code of a process that has ended; its workers are killed, as they would end by themselves a little later"
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try: os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError: pass
+    return code
+
+def n_lines(folder):
+    file = folder/'lines.txt'
+    return file.read_bytes().count(b'\n') if file.exists() else 0
+
+def stop_somewhere(rng, pid, folder, number):
+    "Send the signal `number` after a random number of batches; returns the place, `None` if the training ended before"
+    wanted = n_lines(folder)+rng.randrange(1, BATCHES)
+    while n_lines(folder)<wanted:
+        if os.waitid(os.P_PID, pid, os.WEXITED|os.WNOHANG|os.WNOWAIT): return
+        time.sleep(.002)
+    time.sleep(rng.random()*.02)   # somewhere in a batch
+    os.kill(pid, number)
+    return read_lines_of(folder)[-1][0]
+
+def read_lines_of(folder): return [json.loads(line) for line in (folder/'lines.txt').read_text().split('\n')[:-1]]
+
+def stopped_training(rng, url, folder, options, kills):
+    "Train with `kills` signals; returns how many came in the middle of an epoch"
+    in_epoch = 0
+    for _ in range(kills):
+        number,workers = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]),rng.choice([0,1,2,3])
+        pid = start(url, folder, options, workers)
+        place = stop_somewhere(rng, pid, folder, number)
+        if place is None:
+            assert ended(pid)==0, (folder/'output.txt').read_text()[-3000:]
+            break
+        code = ended(pid)
+        fit,epoch,training,k = place
+        in_epoch += training and k+1<BATCHES
+        print(f'  {number.name} with {workers} workers: fit {fit+1}, epoch {epoch+1}, '
+              f'{"batch" if training else "validation batch"} {k+1}; exit code {code}', flush=True)
+        wanted = {signal.SIGKILL:-9, signal.SIGTERM:143, signal.SIGINT:130}[number]
+        assert code==wanted, (folder/'output.txt').read_text()[-3000:]
+    code = ended(start(url, folder, options, rng.choice([0,1,2,3])))
+    assert code==0, (folder/'output.txt').read_text()[-3000:]
+    return in_epoch
+
+def compare(a, b):
+    "Raise `AssertionError` if the trainings in folders `a` and `b` differ"
+    lines = [merged(read_lines_of(folder)) for folder in (a, b)]
+    results = [json.loads((folder/'result.json').read_text()) for folder in (a, b)]
+    assert lines[0]==lines[1], f'batches differ: {[k for k in lines[0] if lines[0][k]!=lines[1].get(k)][:5]}'
+    differ = [name for name in results[0] if results[0][name]!=results[1][name]]
+    assert not differ, f'{differ} differ'
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--kills', type=int, default=30)
+    parser.add_argument('--seed', type=int, default=random.randrange(1<<20))
+    args = parser.parse_args()
+    warnings.filterwarnings('ignore')
+    torch.set_num_threads(1)
+    rng,in_epoch,n = random.Random(args.seed),0,0
+    print(f'seed {args.seed}')
+    with tempfile.TemporaryDirectory() as tmp, redis_server() as server:
+        tmp = Path(tmp)
+        to_redis(list(range(N)), server.url, 'd', sample, num_workers=1, progress=False)
+        to_shards(list(range(N)), tmp/'shards', sample, chunk=20, maxcount=20, num_workers=1, progress=False)
+        while n<args.kills:
+            options,kills = OPTIONS[n//5%len(OPTIONS)],min(5, args.kills-n)
+            url = server.url if n//5%2 else str(tmp/'shards')
+            print(f'{options}, from {"Redis" if n//5%2 else "shards"}')
+            a,b = tmp/f'a{n}',tmp/f'b{n}'
+            for folder in a,b: folder.mkdir()
+            assert ended(start(url, a, options, 1))==0, (a/'output.txt').read_text()[-3000:]
+            in_epoch += stopped_training(rng, url, b, options, kills)
+            compare(a, b)
+            n += kills
+    print(f'{n} signals, {in_epoch} of them in the middle of an epoch: all trainings are the same bits')
+
+if __name__=='__main__': main()

@@ -1,0 +1,417 @@
+"A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
+import json, os, signal, warnings
+
+import pytest
+from fastai.vision.all import *
+
+from fastai_remote import *
+from fastai_remote.core import StoreError
+from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
+from fastai_remote.load.distributed import RemoteDistributedDL
+from in_memory import in_memory
+from inputs import encoded
+from resume_trainings import digest, Jitter, learner, BatchLog, merged, read_lines, train
+
+N = 60
+HERE = Path(__file__).parent
+
+def sample(i):
+    pixels = np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)
+    return {'jpg':encoded(Image.fromarray(pixels), 'JPEG'), 'cls':f'c{i%4}', 'id':i}
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('shards')/'d'
+    to_shards(list(range(N)), folder, sample, chunk=5, maxcount=5, num_workers=1, progress=False)
+    return folder
+
+@pytest.fixture(scope='module')
+def shards(folder): return ShardStore(folder)
+
+@pytest.fixture(scope='module')
+def stores(shards): return dict(memory=in_memory(range(N), sample), shards=shards)
+
+def loaders(store, **kwargs):
+    return DataLoaders.from_store(store, **{**dict(bs=8, num_workers=0, item_tfms=RandomResizedCrop(16), seed=3,
+        batch_tfms=aug_transforms(size=16), device='cpu'), **kwargs})
+
+def digests(batches): return [digest(*b) for b in batches]
+
+# --- a loader with a seed
+
+@pytest.mark.parametrize('kind', ['memory','shards'])
+@pytest.mark.parametrize('jitter', [False,True])
+def test_a_batch_is_a_function_of_the_seed_the_epoch_and_the_position(stores, kind, jitter):
+    "For any number of workers and threads, from any batch on, and whatever was read before"
+    kwargs = dict(item_tfms=[RandomResizedCrop(16), Jitter()]) if jitter else {}
+    dls = loaders(stores[kind], **kwargs)
+    first,second = digests(dls.train),digests(dls.train)
+    assert len({*first, *second})==12 and dls.train.epoch==2
+    for workers,threads,start in (2,0,3),(0,2,0):
+        set_seed(workers)
+        train = loaders(stores[kind], num_workers=workers, threads=threads, **kwargs).train
+        train.one_batch()
+        train.set_epoch(0, start=start)
+        assert digests(train)==first[start:] and (train.epoch,train.start)==(1,0)
+        assert digests(train)==second
+    assert digests(loaders(stores[kind], seed=4, **kwargs).train)!=first
+
+def test_an_epoch_is_not_disturbed_by_another_of_the_same_loader(stores):
+    train,seen = loaders(stores['memory']).train,[]
+    for b in train:
+        seen.append(digest(*b))
+        train.one_batch()
+    assert seen==digests(loaders(stores['memory']).train)
+
+def test_lanes_change_the_order_of_shards_and_workers_do_not(shards):
+    def order(lanes, workers):
+        train = loaders(shards, lanes=lanes, num_workers=workers).train
+        train.randomize()
+        return list(train.get_idxs())
+    orders = [order(lanes, workers) for lanes in (2,4) for workers in (0,1,3)]
+    assert [orders.index(order) for order in orders]==[0,0,0,3,3,3]
+    assert all(sorted(order)==list(range(48)) for order in orders)
+
+def test_without_a_seed_the_order_is_drawn(stores):
+    train = loaders(stores['memory'], seed=None).train
+    assert digests(train)!=digests(train) and train.seeds is None
+    with pytest.raises(ValueError, match='needs a loader with seed='): train.set_epoch(1)
+    with pytest.raises(ValueError, match='needs a loader with seed='): train.state_dict()
+
+@pytest.mark.parametrize('kwargs', [{}, dict(balance='cls'), dict(drop_last=False)])
+@pytest.mark.parametrize('kind', ['memory','shards'])
+def test_a_batch_of_all_ranks_does_not_depend_on_their_number(stores, kind, kwargs):
+    if kind=='memory' and kwargs.get('balance'): return   # its labels are not counted
+    def batches(world_size):
+        ranks = [loaders(stores[kind], bs=16//world_size, batch_tfms=None, **kwargs).train for _ in range(world_size)]
+        ranks = [list(RemoteDistributedDL(dl, rank=r, world_size=world_size)) for r,dl in enumerate(ranks)]
+        assert len({len(rank) for rank in ranks})==1
+        return [torch.cat([x for x,_ in parts]) for parts in zip(*ranks)]
+    one,*others = [batches(world_size) for world_size in (1,2,4)]
+    assert len(one)==3
+    for other in others: assert digests(zip(other))==digests(zip(one))
+
+def test_each_pass_of_tta_draws_other_numbers(stores):
+    dls = loaders(stores['memory'])
+    learn = Learner(dls, nn.Sequential(Flatten(), nn.Linear(3*16*16, dls.c)), loss_func=CrossEntropyLossFlat())
+    with learn.no_bar(), dls.valid.dataset.set_split_idx(0):
+        passes = [digest(learn.get_preds(dl=dls.valid.new())[0]) for _ in range(2)]
+    assert len(set(passes))==2
+
+def test_a_transform_with_a_generator_of_its_own_is_named(stores):
+    class Own(ItemTransform):
+        def __init__(self): self.rng = np.random.default_rng(0)
+        def encodes(self, x): return x
+    train = loaders(stores['memory'], item_tfms=[RandomResizedCrop(16), Own()]).train
+    with pytest.warns(UserWarning, match='Own has a random generator of its own'): train.one_batch()
+
+# --- a state for other training loops
+
+def test_another_loop_goes_on_where_the_state_was_saved(stores):
+    everything = [digests(dl) for dl in [loaders(stores['shards']).train]*3]
+    for stop in 1,6,8:
+        train,seen = loaders(stores['shards']).train,[]
+        for _ in range(2):
+            for b in train:
+                seen.append(digest(*b))
+                if len(seen)==stop: break
+            if len(seen)==stop: break
+        state = json.loads(json.dumps(train.state_dict()))
+        again = loaders(stores['shards'], num_workers=stop%3).train
+        again.load_state_dict(state)
+        while again.epoch<3: seen += digests(again)
+        assert seen==sum(everything, [])
+
+@pytest.mark.parametrize('kwargs,message', [
+    (dict(seed=4), 'had seed 3, and cannot be continued with 4'), (dict(lanes=4), 'had lanes 8, .* with 4'),
+    (dict(bs=4), 'samples per batch of all ranks together 8, .* with 4'), (dict(interleave=2), 'had interleave 4'),
+    (dict(valid_pct=.5), 'had samples 48, and cannot be continued with 30'),
+    (dict(splitter=RandomStoreSplitter(.2, seed=9)), 'was of other samples')])
+def test_a_state_of_another_loader_is_refused_with_both_values(stores, kwargs, message):
+    state = loaders(stores['shards']).train.state_dict()
+    with pytest.raises(ValueError, match=message): loaders(stores['shards'], **kwargs).train.load_state_dict(state)
+
+# --- trainings that are stopped
+
+class Crash(Exception): "Stands for whatever ends a process"
+
+def crash(): raise Crash('here')
+
+def straight(store, folder, options, **kwargs):
+    "A training that nothing stops: what it did, and its results"
+    folder.mkdir()
+    lines = []
+    learn = learner(store, folder, options, lines, Resume(folder/'run.ckpt', every=1000))
+    result = train(learn, options, **kwargs)
+    return merged(lines),result
+
+def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **kwargs):
+    "The same training, which `stop` ends after each of `stops` batches, and which then goes on with other workers"
+    folder.mkdir()
+    lines = []
+    for k,at in enumerate([*stops, None]):
+        resume = Resume(folder/'run.ckpt', every=every)
+        learn = learner(store, folder, options, lines, resume, BatchLog(lines, at, stop), threads=k%2)
+        if at is None:
+            result = train(learn, options, **kwargs)
+            return merged(lines),result
+        with pytest.raises(error): train(learn, options, **kwargs)
+        if resume.writing is not None: resume.writing.result()   # a process that is killed may not get so far
+
+CASES = [('mixup', [3,6]), ('jitter train_metrics', [1,7]), ('fine_tune save csv', [2,9,8]), ('accumulate flat', [5]),
+    ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7])]
+
+@pytest.mark.parametrize('options,stops', CASES)
+def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, options, stops):
+    "Batches, weights after each of them, optimiser, recorder, log and predictions are the same bits"
+    store = stores['shards' if 'csv' in options or 'balance' in options else 'memory']
+    done,result = straight(store, tmp_path/'a', options)
+    done_again,result_again = stopped(store, tmp_path/'b', options, stops)
+    assert done_again==done and result_again==result
+
+def terminate(): os.kill(os.getpid(), signal.SIGTERM)
+def interrupt(): os.kill(os.getpid(), signal.SIGINT)
+
+@pytest.mark.parametrize('stop,error', [(terminate,SystemExit), (interrupt,KeyboardInterrupt)])
+def test_a_signal_saves_after_the_batch(stores, tmp_path, stop, error):
+    "Also in validation; no batch is trained twice"
+    done,result = straight(stores['memory'], tmp_path/'a', 'mixup')
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    done_again,result_again = stopped(stores['memory'], tmp_path/'b', 'mixup', [3,4,4], 10**6, stop, error)
+    assert done_again==done and result_again==result
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]==handlers
+
+def test_the_exit_code_of_a_terminated_training_is_143(stores, tmp_path):
+    learn = learner(stores['memory'], tmp_path, '', [], Resume(tmp_path/'run.ckpt'), BatchLog([], 2, terminate))
+    with pytest.raises(SystemExit) as stopped: train(learn, '')
+    assert stopped.value.code==143
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL,signal.SIGTERM])
+def test_a_killed_process_goes_on_with_other_workers(folder, tmp_path, number, interpreters):
+    options = 'mixup jitter csv save'
+    def run(results, workers, at): return interpreters.run(
+        HERE/'resume_trainings.py', folder, results, options, workers, 3, at, int(number), 2,
+        env=dict(os.environ, PYTHONPATH=str(HERE)))
+    for name in 'ab': (tmp_path/name).mkdir()
+    assert run(tmp_path/'a', 0, 0).returncode==0
+    for workers,at in (2,7),(1,3): assert run(tmp_path/'b', workers, at).returncode
+    last = run(tmp_path/'b', 3, 0)
+    assert last.returncode==0, last.stderr[-2000:]
+    a,b = (merged(read_lines(tmp_path/name/'lines.txt')) for name in 'ab')
+    results = [json.loads((tmp_path/name/'result.json').read_text()) for name in 'ab']
+    assert a==b and results[0]==results[1]
+
+# --- what it says, and what does not fit
+
+def plain(store, folder, resume=None, **kwargs):
+    resume = resume or Resume(folder/'run.ckpt', every=2)
+    learn = learner(store, folder, '', [], resume, kwargs.pop('log', None), **kwargs)
+    learn.remove_cb(ProgressCallback)
+    learn.logger = noop
+    return learn
+
+@pytest.fixture
+def half(stores, tmp_path):
+    "The folder of a training of 2 epochs that was stopped after batch 3"
+    learn = plain(stores['shards'], tmp_path, log=BatchLog([], 3, terminate))
+    with pytest.raises(SystemExit): learn.fit(2, 1e-2)
+    return tmp_path
+
+def test_it_says_where_it_goes_on(stores, half, capsys):
+    plain(stores['shards'], half).fit(2, 1e-2)
+    plain(stores['shards'], half).fit(2, 1e-2)
+    said = capsys.readouterr().out.splitlines()
+    assert said==['run.ckpt: goes on in epoch 1 of 2 at batch 3 of 6', 'run.ckpt: finished (fit 1, 2 epochs), nothing '
+                  'is trained; Resume(…, again=True) begins a new training']
+
+def test_a_finished_training_has_its_results_and_trains_what_is_new(stores, tmp_path):
+    def run(fits, **kwargs):
+        learn = plain(stores['memory'], tmp_path, Resume(tmp_path/'run.ckpt', **kwargs))
+        for epochs in fits: learn.fit(epochs, 1e-2)
+        return learn
+    first = run([1])
+    again = run([1])
+    assert digest(*again.model.parameters())==digest(*first.model.parameters())
+    assert again.recorder.losses==first.recorder.losses and not again.resume.is_fitting
+    longer = run([1,2])
+    assert len(longer.recorder.values)==2
+    assert digest(*run([1,2]).model.parameters())==digest(*longer.model.parameters())
+    anew = run([1], again=True)
+    assert digest(*anew.model.parameters())==digest(*first.model.parameters())   # the same first weights and batches
+    with pytest.raises(ValueError, match='fit 1 had 1 epochs, and cannot be continued with 3'): run([3])
+
+def test_again_goes_on_with_a_training_that_has_not_ended(stores, half, capsys):
+    plain(stores['shards'], half, Resume(half/'run.ckpt', again=True)).fit(2, 1e-2)
+    assert 'goes on in epoch 1 of 2 at batch 3' in capsys.readouterr().out
+
+@pytest.mark.parametrize('epochs,kwargs,message', [
+    (3, {}, 'had 2 epochs, and cannot be continued with 3'), (2, dict(bs=4), 'together 8, .* with 4'),
+    (2, dict(lanes=2), 'had lanes 8'), (2, dict(seed=9), 'had seed 0, and cannot be continued with 9'),
+    (2, dict(valid_pct=.4), 'had samples 48')])
+def test_what_does_not_fit_is_refused_with_both_values(stores, half, epochs, kwargs, message):
+    with pytest.raises(ValueError, match=message): plain(stores['shards'], half, **kwargs).fit(epochs, 1e-2)
+
+def test_another_model_is_refused(stores, half):
+    learn = plain(stores['shards'], half)
+    learn.model[4] = nn.Linear(8, 7)
+    with pytest.raises(ValueError, match=r'4.weight of shape \[4, 8\], and this one has 4.weight of shape \[7, 8\]'):
+        learn.fit(2, 1e-2)
+
+def test_a_damaged_file_is_not_used(stores, half):
+    whole = CheckpointFile(half/'run.ckpt').read()
+    content = bytearray((half/'run.ckpt').read_bytes())
+    content[len(content)//2] ^= 1
+    (half/'run.ckpt').write_bytes(content)
+    with pytest.warns(UserWarning, match='run.ckpt .* is damaged: the training goes on from run.ckpt.before'):
+        before = CheckpointFile(half/'run.ckpt').read()
+    assert (before['loader']['batch'],whole['loader']['batch'])==(2,3)
+    (half/'run.ckpt.before').write_bytes(content[:1000])
+    with pytest.raises(StoreError, match='run.ckpt .* and run.ckpt.before .*: damaged; remove'):
+        CheckpointFile(half/'run.ckpt').read()
+
+def test_a_checkpoint_is_plain_data_at_any_url(half):
+    state = torch.load(half/'run.ckpt', weights_only=True)
+    assert state['fit']==state['epoch']==0 and state['iter']==3
+    file = CheckpointFile('memory://bucket/run.ckpt')
+    assert file.read() is None
+    values = {'l':L(1,(2,)), 'a':np.arange(3), 's':[torch.tensor(float(k)) for k in range(20)], 'd':{1:None, 'x':{}}}
+    for n in 1,2: file.write(encode(dict(n=n, values=values)))
+    found = decode(file.read())
+    assert found['n']==2 and str(found['values'])==str(values) and type(found['values']['l']) is L
+    with pytest.raises(TypeError): encode(object())
+
+def test_attributes_that_cannot_be_saved_are_named_once(stores, tmp_path):
+    class Mine(Callback):
+        def before_fit(self): self.gathered = {object()}
+    learn = plain(stores['memory'], tmp_path)
+    learn.add_cb(Mine())
+    with pytest.warns(UserWarning, match='Mine: gathered is no plain data, and is not saved') as found:
+        learn.fit(1, 1e-2)
+    assert len([w for w in found if 'plain data' in str(w.message)])==1
+
+def test_validating_and_predicting_in_between_change_nothing(stores, tmp_path):
+    def run(name, between):
+        (tmp_path/name).mkdir()
+        learn = plain(stores['memory'], tmp_path/name)
+        for _ in range(2):
+            learn.fit(1, 1e-2)
+            if between:
+                learn.validate()
+                learn.get_preds()
+                learn.dls.show_batch()
+        return digest(*learn.model.parameters())
+    assert run('a', False)==run('b', True)
+
+def test_a_learner_with_a_resume_is_exported(stores, tmp_path):
+    learn = plain(stores['memory'], tmp_path)
+    learn.fit(1, 1e-2)
+    learn.export('export.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert type(load_learner(tmp_path/'export.pkl').resume) is Resume
+
+def test_resume_needs_loaders_of_ours(tmp_path):
+    dls = DataLoaders.from_dsets([(torch.ones(2), 0)]*8, [(torch.ones(2), 0)]*8, bs=4)
+    with pytest.raises(ValueError, match='Resume needs a training loader of fastai_remote'):
+        Learner(dls, nn.Linear(2, 2), loss_func=CrossEntropyLossFlat(), cbs=Resume(tmp_path/'r')).fit(1)
+
+# --- what the model saw
+
+@pytest.mark.parametrize('options', ['', 'mixup jitter'])
+def test_batch_at_is_what_the_model_saw(stores, tmp_path, options):
+    lines = []
+    learn = learner(stores['memory'], tmp_path, options, lines, Resume(tmp_path/'run.ckpt'))
+    train(learn, options)
+    seen = {(epoch,k):batch for (_,epoch,training,k),(batch,*_) in merged(lines).items() if training}
+    assert {place:digest(*learn.batch_at(*place)) for place in seen}==seen
+    with pytest.raises(IndexError, match='no batch 6: an epoch has 6'): learn.batch_at(0, 6)
+
+# --- several ranks
+
+RANKS = '''
+import json, os, signal, sys, warnings; warnings.filterwarnings('ignore')
+sys.path.insert(0, os.environ['TESTS'])
+from fastai.vision.all import *
+from fastai.distributed import *
+from fastai_remote import *
+from resume_trainings import digest
+
+class Each(Callback):
+    "Writes down each sample of each training batch, and the weights after it; rank 1 asks to stop after batch `at`"
+    order = 999
+    def __init__(self, file, at): self.file,self.at,self.seen = file,at,0
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+    def after_batch(self):
+        if not self.training: return
+        line = [[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())]
+        with open(self.file, 'a') as f: f.write(json.dumps(line)+chr(10))
+        self.seen += 1
+        if self.seen==self.at and rank_distrib()==num_distrib()-1: os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__=='__main__':
+    folder,out,at,bs = sys.argv[1:]
+    torch.set_num_threads(1)
+    if num_distrib(): torch.distributed.init_process_group('gloo', init_method=f'file://{os.environ["MEET"]}',
+                                                           rank=rank_distrib(), world_size=num_distrib())
+    set_seed(1)
+    dls = DataLoaders.from_shards(folder, bs=int(bs), num_workers=1, item_tfms=RandomResizedCrop(16), device='cpu')
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Flatten(), nn.Linear(4, dls.c))
+    each = Each(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt', int(at))
+    cbs = [each, Resume(f'{out}/run.ckpt', every=2)]
+    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, path=out)
+    with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 1e-2)
+'''
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('processes')
+def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interpreters):
+    "What 2 ranks began, 1, 2 and 4 continue: the samples and pixels are the same, with 2 the weights too"
+    (tmp_path/'script.py').write_text(RANKS)
+    def run(name, world_size, at=0):
+        base = dict(os.environ, OMP_NUM_THREADS='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='1', GLOO_SOCKET_IFNAME='lo',
+                    TESTS=str(HERE), MEET=str(tmp_path/f'meet {name} {world_size} {at}'))
+        def env(r):
+            one = dict(WORLD_SIZE=str(world_size), RANK=str(r), LOCAL_RANK=str(r)) if world_size>1 else {}
+            return base|one
+        ranks = [interpreters.start(tmp_path/'script.py', folder, tmp_path/name, at, 8//world_size, env=env(r))
+                 for r in range(world_size)]
+        ended = [rank.wait() for rank in ranks]
+        for e in ended: assert e.returncode==(143 if at else 0), e.stderr[-2000:]
+    def seen(name):
+        "`{(epoch, batch): samples of all ranks}`, and the same of the weights"
+        samples,weights = {},{}
+        for world_size in 1,2,4:
+            files = [tmp_path/name/f'{world_size}.{r}.txt' for r in range(world_size)]
+            for lines in zip(*(read_lines(file) for file in files if file.exists())):
+                place = tuple(lines[0][0])
+                everything = sum((line[1] for line in lines), [])
+                assert samples.setdefault(place, everything)==everything
+                weights.setdefault(place, lines[0][2])
+        return samples,weights
+    for name in 'straight','1','2','4': (tmp_path/name).mkdir()
+    run('straight', 2)
+    expected = seen('straight')
+    assert len(expected[0])==12
+    for name in '1','2','4':
+        run(name, 2, at=4)
+        stopped = seen(name)[0]
+        assert 4<=len(stopped)<=6
+        run(name, int(name))
+        assert seen(name)[0]==expected[0]
+    assert seen('2')[1]==expected[1]
+
+def test_what_comes_before_the_batch_is_not_computed():
+    "At nine tenths of fifty million samples"
+    from fastai_remote.order.base import Order
+    from fastai_remote.order.permutation import Permutation
+    from fastai_remote.order.ranks import worker_batches
+    class Counted(Permutation):
+        asked = 0
+        def _at(self, i):
+            self.asked += len(i)
+            return super()._at(i)
+    order = Counted(50_000_000, 1)
+    first = next(worker_batches(Order(50_000_000, order), 64, 1, 2, 700_000))
+    assert order.asked<=1024 and first.tolist()==order[np.arange(64*700_001, 64*700_002)].tolist()
