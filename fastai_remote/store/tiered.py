@@ -73,6 +73,14 @@ class _ValueCache:
         else: what = 'Redis takes no samples; it is tried again'
         warnings.warn(f'{self.name}: {what} from time to time: {error}', stacklevel=2)
 
+    def flush(self, timeout):
+        """Wait until what was `put` so far has been written or dropped, for at most `timeout` seconds
+
+        Returns whether it has. `None`: as long as it takes, which is limited, since each write has a deadline."""
+        if not self.size: return True
+        last = self.executor.submit(int)   # the thread does one after the other
+        return not wait([last], timeout).not_done
+
 # %% ../../nbs/store/19_tiered.ipynb #add679b4
 @patch
 def request(self:_ValueCache, commands):
@@ -135,15 +143,6 @@ def _write(self:_ValueCache, items):
     except RuntimeError: pass
     except StoreError as e: self.failed('write', e)
     finally: self._forget(items)
-
-@patch
-def flush(self:_ValueCache, timeout):
-    """Wait until what was `put` so far has been written or dropped, for at most `timeout` seconds
-
-    Returns whether it has. `None`: as long as it takes, which is limited, since each write has a deadline."""
-    if not self.size: return True
-    last = self.executor.submit(int)   # the thread does one after the other
-    return not wait([last], timeout).not_done
 
 def _pieces(items):
     "Divides a list of `(key, value)` into lists of about `_PIPELINE_BYTES`"
