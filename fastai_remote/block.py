@@ -74,7 +74,7 @@ def _block_of(choice): return kind_of(choice).block(choice, RemoteDL)
 
 ShardBlock = RedisBlock   # the same function: it works for every store
 
-# %% ../nbs/04_block.ipynb #af94c4aa
+# %% ../nbs/04_block.ipynb #77aae371
 @patch(cls_method=True)
 @delegates(RemoteDL.__init__, but=['dataset'])
 @delegates(DataLoaders.from_dblock, keep=True)
@@ -123,6 +123,7 @@ def from_store(cls:DataLoaders,
                        batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 
+# %% ../nbs/04_block.ipynb #bdd74f17
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
 def from_redis(cls:DataLoaders,

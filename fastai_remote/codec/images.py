@@ -14,18 +14,20 @@ from os.path import isfile
 
 import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, ImageOps, PngImagePlugin, TiffImagePlugin
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 
 from .arrays import from_pixels, refuse_channels_first, refuse_mask
 from .base import Codec, described, Encoded
 from ..core import TooLarge, unzipped
 from ..parallel import share_setting
 
-# %% ../../nbs/codec/03_images.ipynb #48fd3c2d
+# %% ../../nbs/codec/03_images.ipynb #d37a8591
 MAX_SCANS = 100 # A JPEG may have so many scans; encoders write about ten
 _MIN_TILE_LIMIT = 1<<24 # Pixels that a tile of a TIFF may have, however small the image is
+
 # A marker between the entropy-coded data of a JPEG: neither an escaped byte, nor a restart marker, nor padding
 _JPEG_MARKER = re.compile(rb'\xff[\x02-\xcf\xd8-\xfe]')
+
 _START_OF_SCAN,_END_OF_IMAGE = 0xDA,0xD9
 
 # What Pillow does with large, truncated and unusual files. These are attributes of its modules, which users change
@@ -40,7 +42,6 @@ def _put_limits(limits):
     global MAX_SCANS
     values,MAX_SCANS = limits
     for (module,name),value in zip(_pillow, values): setattr(module, name, value)
-
 share_setting(_limits, _put_limits)
 
 def max_pixels()->int: # `None`: there is no limit
@@ -49,6 +50,7 @@ def max_pixels()->int: # `None`: there is no limit
     To change the limit, change `Image.MAX_IMAGE_PIXELS`, as for stock fastai. `None` removes it."""
     return Image.MAX_IMAGE_PIXELS and 2*Image.MAX_IMAGE_PIXELS
 
+# %% ../../nbs/codec/03_images.ipynb #91544146
 def _check_scans(content):
     "Raise `ValueError` if the JPEG in bytes `content` has more than `MAX_SCANS` scans: each is decoded for all pixels"
     if content.count(b'\xff\xda')<=MAX_SCANS: return
@@ -90,7 +92,7 @@ def check_image(
     elif start==b'BLP1' or start[:1]==b'\x1c':   # formats of Blizzard and IPTC
         raise ValueError('an image file within a file of another format: convert it to PNG')
 
-# %% ../../nbs/codec/03_images.ipynb #d006deab
+# %% ../../nbs/codec/03_images.ipynb #c38583ca
 def is_transparent(im:Image.Image)->bool:
     "Is any pixel of `im` transparent, at least partly?"
     if im.mode in ('RGBA','LA','PA','RGBa','La'): alpha = im.getchannel(len(im.getbands())-1)
@@ -128,6 +130,7 @@ def _profile_of(im):
     colour_space = {'L':b'GRAY', 'LA':b'GRAY', '1':b'GRAY', 'CMYK':b'CMYK'}.get(im.mode, b'RGB ')
     return profile if profile[16:20]==colour_space else None
 
+# %% ../../nbs/codec/03_images.ipynb #d2d7bce4
 def load_pixels(
     im:Image.Image # An image that was opened
 )->Image.Image: # `im`
@@ -143,7 +146,6 @@ def _kept_mode(im):
     return {'La':'LA', 'PA':'RGBA', 'RGBa':'RGBA'}.get(im.mode, 'RGB')
 
 _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
-
 _IMAGES = "give an image of Pillow, an image file's path or bytes, or a.astype('uint8')"
 
 def _waits(im):
@@ -162,6 +164,7 @@ def _seen(im, other):
     exif = im.info.get('exif') if _waits(other) and getattr(other, '_exif', 0) is None else dict(im.getexif())
     return im.mode,im.size,im.tell(),pixels,im.info.get('icc_profile'),im.info.get('transparency'),exif
 
+# %% ../../nbs/codec/03_images.ipynb #485692a8
 class ImageCodec(Codec):
     """Codec of image files
 
@@ -204,128 +207,8 @@ class ImageCodec(Codec):
         b = self.encode(o)
         return Encoded.of(b, self.name, o, self._note(kind, self._has_pixels_of(o, b)))
 
-    def _has_pixels_of(self, im, b):
-        """Does file `b`, as which `im` was encoded, show the same pixels?
-
-        Raises `ValueError` if it cannot be read, or is of another format."""
-        if self.fmt in (None,'PNG','WEBP','JPEG'): return self.fmt!='JPEG'
-        def shown(i):
-            if orientation_of(i)!=1: i = ImageOps.exif_transpose(i)
-            if i.mode in ('1','L','LA','P','PA','RGB'): i = i.convert('RGBA')
-            return i.mode,i.size,i.tobytes()
-        try: new = self.unpack(b)
-        except ValueError as e: raise ValueError(f'{self.name}: {e}') from None
-        if not self._accepts(new.format): raise ValueError(f'{self.name}: this is a {new.format} file')
-        return shown(new)==shown(im)
-
-    def _note(self, kind, is_same):
-        """What the report of an ingest says about encoding images of `kind`: 'what was changed; advice'
-
-        `None` if the pixels are the same (`is_same`) and `kind` is not 'opened images' (with a format or metadata). The
-        other kinds are 'arrays of pixels' and 'new images'."""
-        if not is_same:
-            advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
-            fmt = f'JPEG, quality {self.quality}' if self.fmt=='JPEG' else self.fmt
-            return f'{kind} were re-encoded as {fmt}, which changes pixels; {advice}'
-        if kind!='opened images': return None
-        return (f"{kind} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
-                'give bytes to keep the files as they are')
-
-    def encode(self,
-        im:Image.Image, # What to store
-        exif:bytes=None, # EXIF of the file; default: that of `im`
-    )->bytes:
-        """A file of `im`, with colour profile and EXIF
-
-        Raises `ValueError` for what `cannot_keep` refuses, and for what Pillow cannot write in this format. If there is
-        more EXIF than the format can contain, only the orientation of `im` is kept."""
-        fmt = self.fmt or 'PNG'
-        reason = self.cannot_keep(im)
-        if reason: raise ValueError(f'{self.name}: {reason}')
-        if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
-        if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow cannot write them, or loses half of their bits
-            im = Image.fromarray(np.asarray(im).astype('<u2'))
-        if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
-        options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
-        options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
-        try: return self._save(im, fmt, options)
-        except ValueError:
-            if not options['exif']: raise
-            return self._save(im, fmt, options|{'exif':only_orientation(im)})   # a JPEG cannot contain so much EXIF
-
-    def _save(self, im, fmt, options):
-        "The bytes that Pillow's `save` writes; raises `ValueError` for what it cannot write"
-        try: im.save(f:=io.BytesIO(), fmt, **options)
-        except MemoryError: raise
-        except Exception as e:   # Pillow's encoders raise many kinds of errors
-            raise ValueError(f'{self.name}: Pillow cannot write a picture of mode {im.mode} as {fmt}: '
-                             f'{type(e).__name__}: {e}') from None
-        return f.getvalue()
-
-    def cannot_keep(self, im:Image.Image)->str:
-        """Why a file of this format cannot keep `im`: its size, its mode, or transparency; `None` if it can
-
-        What JPEG changes by its compression, or by converting another colour space to RGB, is no reason."""
-        fmt = self.fmt or 'PNG'
-        if fmt=='PNG': return self._png_cannot_keep(im)
-        limit = _MAX_SIDES.get(fmt)
-        if limit and max(im.size)>limit:
-            return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
-        if im.mode[0] in 'IF':
-            store = 'store' if im.mode=='F' else 'store it as png, or'
-            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: {store} '
-                    'an array of it as npyimg')
-        if fmt=='WEBP':
-            if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX'): return None
-            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
-        if is_transparent(im):
-            return (f"a picture of mode {im.mode} with transparency, which {fmt} cannot keep: store it as png or "
-                    "webp, or give im.convert('RGB')")
-
-    def _png_cannot_keep(self, im):
-        "`cannot_keep` for PNG"
-        if im.mode=='F': return 'PNG cannot keep a picture of mode F: store an array of it as npyimg'
-        if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
-            return f'PNG cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
-        if im.mode!='I': return None
-        limits = im.getextrema()
-        if not limits or 0<=limits[0]<=limits[1]<1<<16: return None
-        return f'pixels from {limits[0]} to {limits[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
-
-    def _original(self, im):
-        """The bytes of the file that Pillow opened `im` from, if it still has the same pixels and metadata
-
-        `None` if it is gone, of another format than the codec's, or another picture, or if there was no file."""
-        b,name = getattr(im, 'encoded', None),getattr(im, 'filename', None)
-        is_ours = b is not None   # also if fastai has made one of its own images of it, in place
-        try:
-            if not is_ours:
-                if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
-                if not isinstance(name, (str,bytes)) or not isfile(name): return None
-                with open(name, 'rb') as f: b = f.read()
-            file = self._open(b)
-            if not self._accepts(file.format) or not is_ours and type(file) is not type(im): return None
-            return b if _seen(file, im)==_seen(im, im) else None
-        except (OSError,ValueError,TypeError,SyntaxError): return None
-
-    def opened(self,
-        b:bytes # An image file
-    )->Image.Image:
-        """The image in `b`, decoded when its pixels are needed, and stored as `b` again if it was not changed
-
-        Raises `ValueError`."""
-        im = self._open(b)
-        im.encoded = b
-        return im
-
     def unpack(self, b): return load_pixels(self._open(b))
     image = unpack
-
-    def file_of(self,
-        im:Image.Image # An image that `opened` returned
-    )->bytes:
-        "The file that `im` was opened from, if nothing has read or changed its pixels; else `None`"
-        return self._original(im) if _waits(im) else None
 
     def _open(self, b):
         "`b` as a Pillow image that is not decoded yet; raises `ValueError`, also for decompression bombs"
@@ -338,7 +221,139 @@ class ImageCodec(Codec):
         except Exception as e:   # a decompression bomb, or whatever a damaged header leads to
             raise ValueError(str(e) or f'damaged header ({type(e).__name__})') from None
 
-# %% ../../nbs/codec/03_images.ipynb #85f1090d
+# %% ../../nbs/codec/03_images.ipynb #15385451
+@patch
+def _original(self:ImageCodec, im):
+    """The bytes of the file that Pillow opened `im` from, if it still has the same pixels and metadata
+
+    `None` if it is gone, of another format than the codec's, or another picture, or if there was no file."""
+    b,name = getattr(im, 'encoded', None),getattr(im, 'filename', None)
+    is_ours = b is not None   # also if fastai has made one of its own images of it, in place
+    try:
+        if not is_ours:
+            if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
+            if not isinstance(name, (str,bytes)) or not isfile(name): return None
+            with open(name, 'rb') as f: b = f.read()
+        file = self._open(b)
+        if not self._accepts(file.format) or not is_ours and type(file) is not type(im): return None
+        return b if _seen(file, im)==_seen(im, im) else None
+    except (OSError,ValueError,TypeError,SyntaxError): return None
+
+@patch
+def opened(self:ImageCodec,
+    b:bytes # An image file
+)->Image.Image:
+    """The image in `b`, decoded when its pixels are needed, and stored as `b` again if it was not changed
+
+    Raises `ValueError`."""
+    im = self._open(b)
+    im.encoded = b
+    return im
+
+@patch
+def file_of(self:ImageCodec,
+    im:Image.Image # An image that `opened` returned
+)->bytes:
+    "The file that `im` was opened from, if nothing has read or changed its pixels; else `None`"
+    return self._original(im) if _waits(im) else None
+
+# %% ../../nbs/codec/03_images.ipynb #fa0fd885
+@patch
+def encode(self:ImageCodec,
+    im:Image.Image, # What to store
+    exif:bytes=None, # EXIF of the file; default: that of `im`
+)->bytes:
+    """A file of `im`, with colour profile and EXIF
+
+    Raises `ValueError` for what `cannot_keep` refuses, and for what Pillow cannot write in this format. If there is
+    more EXIF than the format can contain, only the orientation of `im` is kept."""
+    fmt = self.fmt or 'PNG'
+    reason = self.cannot_keep(im)
+    if reason: raise ValueError(f'{self.name}: {reason}')
+    if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
+    if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow cannot write them, or loses half of their bits
+        im = Image.fromarray(np.asarray(im).astype('<u2'))
+    if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
+    options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
+    options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
+    try: return self._save(im, fmt, options)
+    except ValueError:
+        if not options['exif']: raise
+        return self._save(im, fmt, options|{'exif':only_orientation(im)})   # a JPEG cannot contain so much EXIF
+
+@patch
+def _save(self:ImageCodec, im, fmt, options):
+    "The bytes that Pillow's `save` writes; raises `ValueError` for what it cannot write"
+    try: im.save(f:=io.BytesIO(), fmt, **options)
+    except MemoryError: raise
+    except Exception as e:   # Pillow's encoders raise many kinds of errors
+        raise ValueError(f'{self.name}: Pillow cannot write a picture of mode {im.mode} as {fmt}: '
+                         f'{type(e).__name__}: {e}') from None
+    return f.getvalue()
+
+@patch
+def _has_pixels_of(self:ImageCodec, im, b):
+    """Does file `b`, as which `im` was encoded, show the same pixels?
+
+    Raises `ValueError` if it cannot be read, or is of another format."""
+    if self.fmt in (None,'PNG','WEBP','JPEG'): return self.fmt!='JPEG'
+    def shown(i):
+        if orientation_of(i)!=1: i = ImageOps.exif_transpose(i)
+        if i.mode in ('1','L','LA','P','PA','RGB'): i = i.convert('RGBA')
+        return i.mode,i.size,i.tobytes()
+    try: new = self.unpack(b)
+    except ValueError as e: raise ValueError(f'{self.name}: {e}') from None
+    if not self._accepts(new.format): raise ValueError(f'{self.name}: this is a {new.format} file')
+    return shown(new)==shown(im)
+
+@patch
+def _note(self:ImageCodec, kind, is_same):
+    """What the report of an ingest says about encoding images of `kind`: 'what was changed; advice'
+
+    `None` if the pixels are the same (`is_same`) and `kind` is not 'opened images' (with a format or metadata). The
+    other kinds are 'arrays of pixels' and 'new images'."""
+    if not is_same:
+        advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
+        fmt = f'JPEG, quality {self.quality}' if self.fmt=='JPEG' else self.fmt
+        return f'{kind} were re-encoded as {fmt}, which changes pixels; {advice}'
+    if kind!='opened images': return None
+    return (f"{kind} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
+            'give bytes to keep the files as they are')
+
+# %% ../../nbs/codec/03_images.ipynb #86a488d9
+@patch
+def cannot_keep(self:ImageCodec, im:Image.Image)->str:
+    """Why a file of this format cannot keep `im`: its size, its mode, or transparency; `None` if it can
+
+    What JPEG changes by its compression, or by converting another colour space to RGB, is no reason."""
+    fmt = self.fmt or 'PNG'
+    if fmt=='PNG': return self._png_cannot_keep(im)
+    limit = _MAX_SIDES.get(fmt)
+    if limit and max(im.size)>limit:
+        return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
+    if im.mode[0] in 'IF':
+        store = 'store' if im.mode=='F' else 'store it as png, or'
+        return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: {store} '
+                'an array of it as npyimg')
+    if fmt=='WEBP':
+        if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX'): return None
+        return f'WEBP cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
+    if is_transparent(im):
+        return (f"a picture of mode {im.mode} with transparency, which {fmt} cannot keep: store it as png or "
+                "webp, or give im.convert('RGB')")
+
+@patch
+def _png_cannot_keep(self:ImageCodec, im):
+    "`cannot_keep` for PNG"
+    if im.mode=='F': return 'PNG cannot keep a picture of mode F: store an array of it as npyimg'
+    if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
+        return f'PNG cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
+    if im.mode!='I': return None
+    limits = im.getextrema()
+    if not limits or 0<=limits[0]<=limits[1]<1<<16: return None
+    return f'pixels from {limits[0]} to {limits[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
+
+# %% ../../nbs/codec/03_images.ipynb #655e128c
 _head = struct.Struct('>3s3B2H')   # name, version, two bytes with a meaning of their own, width, height
 
 class RawCodec(Codec):
@@ -382,45 +397,49 @@ class RawCodec(Codec):
         if limit and width*height>limit:
             raise ValueError(f'{width}x{height} pixels are more than twice Image.MAX_IMAGE_PIXELS, {limit:,}')
 
-    def _pixels(self, o):
-        "The pixels of image or array `o`, `uint8`, shape (h,w) or (h,w,3); raises `TypeError` or `ValueError`"
-        a = self._pixels_of_image(o) if isinstance(o, Image.Image) else self._pixels_of_array(o)
-        self._check_size(*a.shape[1::-1])
-        return a
-
-    def _pixels_of_image(self, im):
-        "`_pixels` of a Pillow image; raises `ValueError` for more than 8 bits, transparency or an EXIF orientation"
-        if im.mode[0] in 'IF':
-            raise ValueError(f'{self.name}: a picture of mode {im.mode} has more than 8 bits a pixel; '
-                             'an array of them fits npyimg')
-        if is_transparent(im):
-            raise ValueError(f"{self.name}: a picture of mode {im.mode} with transparency, which {self.name} "
-                             "cannot keep: store it as png or webp, or give im.convert('RGB')")
-        orientation = orientation_of(im)
-        if orientation!=1:
-            raise ValueError(f'{self.name}: a picture with EXIF orientation {orientation}, which {self.name} cannot '
-                             'keep: store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
-        if im.mode not in ('L','RGB'): im = im.convert('L' if im.mode in ('1','LA','La') else 'RGB')
-        return np.asarray(im)
-
-    def _pixels_of_array(self, o):
-        "`_pixels` of an array or tensor: `uint8`, or bool, which becomes 0 and 255; raises `TypeError`, `ValueError`"
-        refuse_mask(o, self.name)
-        pixels = np.asarray(o)
-        if pixels.dtype==bool: pixels = pixels*np.uint8(255)
-        if pixels.dtype!=np.uint8:
-            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {described(o)}: {_IMAGES}')
-        refuse_channels_first(pixels.shape)
-        if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
-        if pixels.ndim!=2 and pixels.shape[2:]!=(3,):
-            raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {pixels.shape}')
-        return pixels
-
     def pack(self, o):
         a = self._pixels(o)
         height,width = a.shape[:2]
         header = _head.pack(self.magic, 1, 1 if a.ndim==2 else 3, 0, width, height)
         return b''.join((header, np.ascontiguousarray(a)))
+
+# %% ../../nbs/codec/03_images.ipynb #a769e449
+@patch
+def _pixels(self:RawCodec, o):
+    "The pixels of image or array `o`, `uint8`, shape (h,w) or (h,w,3); raises `TypeError` or `ValueError`"
+    a = self._pixels_of_image(o) if isinstance(o, Image.Image) else self._pixels_of_array(o)
+    self._check_size(*a.shape[1::-1])
+    return a
+
+@patch
+def _pixels_of_image(self:RawCodec, im):
+    "`_pixels` of a Pillow image; raises `ValueError` for more than 8 bits, transparency or an EXIF orientation"
+    if im.mode[0] in 'IF':
+        raise ValueError(f'{self.name}: a picture of mode {im.mode} has more than 8 bits a pixel; '
+                         'an array of them fits npyimg')
+    if is_transparent(im):
+        raise ValueError(f"{self.name}: a picture of mode {im.mode} with transparency, which {self.name} "
+                         "cannot keep: store it as png or webp, or give im.convert('RGB')")
+    orientation = orientation_of(im)
+    if orientation!=1:
+        raise ValueError(f'{self.name}: a picture with EXIF orientation {orientation}, which {self.name} cannot '
+                         'keep: store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
+    if im.mode not in ('L','RGB'): im = im.convert('L' if im.mode in ('1','LA','La') else 'RGB')
+    return np.asarray(im)
+
+@patch
+def _pixels_of_array(self:RawCodec, o):
+    "`_pixels` of an array or tensor: `uint8`, or bool, which becomes 0 and 255; raises `TypeError`, `ValueError`"
+    refuse_mask(o, self.name)
+    pixels = np.asarray(o)
+    if pixels.dtype==bool: pixels = pixels*np.uint8(255)
+    if pixels.dtype!=np.uint8:
+        raise TypeError(f'{self.name}: want an image or uint8 pixels, got {described(o)}: {_IMAGES}')
+    refuse_channels_first(pixels.shape)
+    if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
+    if pixels.ndim!=2 and pixels.shape[2:]!=(3,):
+        raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {pixels.shape}')
+    return pixels
 
 # %% ../../nbs/codec/03_images.ipynb #81c95b0e
 class BitsCodec(RawCodec):

@@ -12,7 +12,7 @@ import colorsys, struct, zlib
 
 import numpy as np
 from PIL import Image
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 
 from .base import Codec, Encoded
 from .strokes import as_strokes, pack_strokes, unpack_strokes
@@ -20,7 +20,7 @@ from .strokes import as_strokes, pack_strokes, unpack_strokes
 try: from fastai_remote.codec import _pixels
 except ImportError: _pixels = None   # there was no compiler at installation: NumPy draws
 
-# %% ../../nbs/codec/07_raster.ipynb #36bb33be
+# %% ../../nbs/codec/07_raster.ipynb #7e62e69f
 def _check_raster(size, width, time):
     "Raise `ValueError` unless pictures can be drawn with these arguments of `rasterise_batch`"
     if not isinstance(size, (int,np.integer)) or not 8<=size<=4096:
@@ -39,6 +39,7 @@ def _colours(counts, time):
     if time=='grey': return np.array([[255-170*age] for age in ages]).astype(np.uint16)
     return np.array([colorsys.hsv_to_rgb(.75*age, 1, 1) for age in ages])*255
 
+# %% ../../nbs/codec/07_raster.ipynb #b7caaedd
 class _Pen:
     """Draws strokes with NumPy, all points and segments of several drawings at once
 
@@ -74,86 +75,93 @@ class _Pen:
         k = drawn.nonzero()[0]
         if len(k): self._segments(points[:,k], deltas[:,k], first[k], stroke[k], colours, out)
 
-    def _ink(self, at, values, stroke, colours, out):
-        """Make pixels of `out` at indices `at` at least as bright as `values`, times the colours of strokes / 255
+# %% ../../nbs/codec/07_raster.ipynb #e58db2da
+@patch
+def _ink(self:_Pen, at, values, stroke, colours, out):
+    """Make pixels of `out` at indices `at` at least as bright as `values`, times the colours of strokes / 255
 
-        `values`, 0 to 255, have the shape of `at`; `stroke`: the row of `colours` for each place on the last axis. If
-        `colours` is `None`, `values` count in full and `stroke` is not used."""
-        for c,channel in enumerate(out):
-            ink = values if colours is None else (values*colours[stroke,c]//255).astype(np.uint8)
-            np.maximum.at(channel, at.ravel(), ink.ravel())
+    `values`, 0 to 255, have the shape of `at`; `stroke`: the row of `colours` for each place on the last axis. If
+    `colours` is `None`, `values` count in full and `stroke` is not used."""
+    for c,channel in enumerate(out):
+        ink = values if colours is None else (values*colours[stroke,c]//255).astype(np.uint8)
+        np.maximum.at(channel, at.ravel(), ink.ravel())
 
-    def _discs(self, points, first, stroke, colours, out):
-        """Draw the disc around each point; `points`, `colours` and `out` as in `draw`
+@patch
+def _discs(self:_Pen, points, first, stroke, colours, out):
+    """Draw the disc around each point; `points`, `colours` and `out` as in `draw`
 
-        For each point, `first` is the index of the first pixel of its picture in `out`, and `stroke` its stroke."""
-        corners = np.ceil(points-self.reach)
-        offsets = self.disc[:,None].astype(np.float32)
-        dx2,dy2 = ((corner-point+offsets)**2 for corner,point in zip(corners, points))
-        distance = np.sqrt(dy2[:,None]+dx2)
-        if self.antialias: ink = (np.clip(self.reach-distance, 0, 1)*255).astype(np.uint8)
-        else: ink = (distance<=self.radius).view(np.uint8)*np.uint8(255)
-        x,y = corners.astype(np.intp)
-        at = (first+y*self.size+x)+(self.disc[:,None]*self.size+self.disc)[...,None]
-        self._ink(at, ink, stroke, colours, out)
+    For each point, `first` is the index of the first pixel of its picture in `out`, and `stroke` its stroke."""
+    corners = np.ceil(points-self.reach)
+    offsets = self.disc[:,None].astype(np.float32)
+    dx2,dy2 = ((corner-point+offsets)**2 for corner,point in zip(corners, points))
+    distance = np.sqrt(dy2[:,None]+dx2)
+    if self.antialias: ink = (np.clip(self.reach-distance, 0, 1)*255).astype(np.uint8)
+    else: ink = (distance<=self.radius).view(np.uint8)*np.uint8(255)
+    x,y = corners.astype(np.intp)
+    at = (first+y*self.size+x)+(self.disc[:,None]*self.size+self.disc)[...,None]
+    self._ink(at, ink, stroke, colours, out)
 
-    def _segments(self, points, deltas, first, stroke, colours, out):
-        """Draw the lines from `points` to `points+deltas`, both (2, lines), without round ends; the rest as in `_discs`
+# %% ../../nbs/codec/07_raster.ipynb #f469d313
+@patch
+def _segments(self:_Pen, points, deltas, first, stroke, colours, out):
+    """Draw the lines from `points` to `points+deltas`, both (2, lines), without round ends; the rest as in `_discs`
 
-        For the formulas see `draw_segment` in C. No line may have length 0."""
-        steep = (np.abs(deltas[1])>np.abs(deltas[0])).astype(np.intp)
-        each = np.arange(len(steep))
-        u,v = points[steep,each],points[1-steep,each]
-        du,dv = deltas[steep,each],deltas[1-steep,each]
-        back = du<0
-        u = np.where(back, u+du, u)
-        v = np.where(back, v+dv, v)
-        dv = np.where(back, -dv, dv)
-        du = np.abs(du)
-        length = np.sqrt(du*du+dv*dv)
-        cosine,sine = du/length,dv/length
-        first_u = np.ceil(u-self.reach*np.abs(sine))
-        columns = (np.floor(u+du+self.reach*np.abs(sine))-first_u+1).astype(np.intp)
-        u_step,v_step = np.where(steep, self.size, 1),np.where(steep, 1, self.size)
-        edge = v-self.reach/cosine+(first_u-u)*sine/cosine
-        position = (first_u-u-self.reach*sine)/cosine*self.along
-        floats = np.stack([edge, sine/cosine, cosine*self.one, sine*self.along, position, self.along/cosine,
-            length*self.along]).astype(np.float32)
-        start = first+first_u.astype(np.intp)*u_step
-        ints = np.stack([start, u_step, v_step, columns.cumsum()-columns]).astype(np.int32)
-        at,ink = self._columns(floats.repeat(columns, axis=1), ints.repeat(columns, axis=1))
-        self._ink(at, ink, None if colours is None else stroke.repeat(columns), colours, out)
+    For the formulas see `draw_segment` in C. No line may have length 0."""
+    steep = (np.abs(deltas[1])>np.abs(deltas[0])).astype(np.intp)
+    each = np.arange(len(steep))
+    u,v = points[steep,each],points[1-steep,each]
+    du,dv = deltas[steep,each],deltas[1-steep,each]
+    back = du<0
+    u = np.where(back, u+du, u)
+    v = np.where(back, v+dv, v)
+    dv = np.where(back, -dv, dv)
+    du = np.abs(du)
+    length = np.sqrt(du*du+dv*dv)
+    cosine,sine = du/length,dv/length
+    first_u = np.ceil(u-self.reach*np.abs(sine))
+    columns = (np.floor(u+du+self.reach*np.abs(sine))-first_u+1).astype(np.intp)
+    u_step,v_step = np.where(steep, self.size, 1),np.where(steep, 1, self.size)
+    edge = v-self.reach/cosine+(first_u-u)*sine/cosine
+    position = (first_u-u-self.reach*sine)/cosine*self.along
+    floats = np.stack([edge, sine/cosine, cosine*self.one, sine*self.along, position, self.along/cosine,
+        length*self.along]).astype(np.float32)
+    start = first+first_u.astype(np.intp)*u_step
+    ints = np.stack([start, u_step, v_step, columns.cumsum()-columns]).astype(np.int32)
+    at,ink = self._columns(floats.repeat(columns, axis=1), ints.repeat(columns, axis=1))
+    self._ink(at, ink, None if colours is None else stroke.repeat(columns), colours, out)
 
-    def _columns(self, floats, ints):
-        """Returns `(indices, ink)` of the pixels of each column of each segment: arrays of shape (rows, columns)
+@patch
+def _columns(self:_Pen, floats, ints):
+    """Returns `(indices, ink)` of the pixels of each column of each segment: arrays of shape (rows, columns)
 
-        `floats` (7, columns) and `ints` (4, columns) describe the columns, and are overwritten."""
-        edge,slope,distance_per_pixel,position_per_pixel,position,position_slope,length = floats
-        at,u_step,v_step,first_column = ints
-        column = np.arange(len(at), dtype=np.int32)-first_column   # within its segment
-        float_column = column.astype(np.float32)
-        edge += float_column*slope
-        row = np.ceil(edge)
-        above_edge = row-edge
-        rows = self.rows.astype(np.int16)
-        distance = rows*np.rint(distance_per_pixel).astype(np.int16)
-        distance += (above_edge*distance_per_pixel-self.reach*np.float32(self.one)).astype(np.int16)
-        np.abs(distance, out=distance)
-        if self.antialias:
-            np.subtract(np.int16(self.reach*np.float32(self.one)), distance, out=distance)
-            np.clip(distance, 0, self.one, out=distance)
-            distance >>= self.shift
-            ink = distance.astype(np.uint8)
-        else: ink = (distance<=np.int16(self.radius*np.float32(self.one))).view(np.uint8)*np.uint8(255)
-        position += float_column*position_slope
-        position += above_edge*position_per_pixel
-        positions = rows*np.rint(position_per_pixel).astype(np.int16)
-        positions += position.astype(np.int16)
-        ink *= positions.view(np.uint16)<=length.astype(np.uint16)   # negative positions are large as unsigned numbers
-        at += column*u_step
-        at += row.astype(np.int32)*v_step
-        return self.rows*v_step+at,ink
+    `floats` (7, columns) and `ints` (4, columns) describe the columns, and are overwritten."""
+    edge,slope,distance_per_pixel,position_per_pixel,position,position_slope,length = floats
+    at,u_step,v_step,first_column = ints
+    column = np.arange(len(at), dtype=np.int32)-first_column   # within its segment
+    float_column = column.astype(np.float32)
+    edge += float_column*slope
+    row = np.ceil(edge)
+    above_edge = row-edge
+    rows = self.rows.astype(np.int16)
+    distance = rows*np.rint(distance_per_pixel).astype(np.int16)
+    distance += (above_edge*distance_per_pixel-self.reach*np.float32(self.one)).astype(np.int16)
+    np.abs(distance, out=distance)
+    if self.antialias:
+        np.subtract(np.int16(self.reach*np.float32(self.one)), distance, out=distance)
+        np.clip(distance, 0, self.one, out=distance)
+        distance >>= self.shift
+        ink = distance.astype(np.uint8)
+    else: ink = (distance<=np.int16(self.radius*np.float32(self.one))).view(np.uint8)*np.uint8(255)
+    position += float_column*position_slope
+    position += above_edge*position_per_pixel
+    positions = rows*np.rint(position_per_pixel).astype(np.int16)
+    positions += position.astype(np.int16)
+    ink *= positions.view(np.uint16)<=length.astype(np.uint16)   # negative positions are large as unsigned numbers
+    at += column*u_step
+    at += row.astype(np.int32)*v_step
+    return self.rows*v_step+at,ink
 
+# %% ../../nbs/codec/07_raster.ipynb #821d48b2
 def _draw_in_c(drawings, pen, time, empty):
     "`rasterise_batch` with the C module; `pen` is a `_Pen`"
     packed = [bytes(d) if isinstance(d, (bytes,bytearray,memoryview)) else pack_strokes(d) for d in drawings]
@@ -181,6 +189,7 @@ def _pixel_points(drawings, counts, stroke_counts, pen):
     points = (points+offsets.repeat(np.diff(starts, append=points.shape[1]), axis=1)).astype(np.float32)
     return points*pen.scale+(pen.radius-np.float32(.5))
 
+# %% ../../nbs/codec/07_raster.ipynb #f0fb2316
 def rasterise_batch(
     drawings:list, # Each a list of strokes with values 0..255, or the bytes of `pack_strokes`
     size:int=256, # Width and height of the pictures in pixels, 8 to 4096
@@ -220,7 +229,7 @@ def rasterise(
     It is centred in the picture. Raises `ValueError` for a damaged drawing and wrong arguments."""
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
-# %% ../../nbs/codec/07_raster.ipynb #e961c6df
+# %% ../../nbs/codec/07_raster.ipynb #4cdf374c
 def _png(a):
     "A PNG file, bytes, of array `a`, (h,w) or (h,w,3): one bit per pixel if it is `bool`, else 8 bits per channel"
     height,width = a.shape[:2]
@@ -244,6 +253,7 @@ def renamed_fields(
     if twice: raise ValueError(f"two fields would be called {twice[0]!r}, of {', '.join(names)}: rename one of them")
     return names
 
+# %% ../../nbs/codec/07_raster.ipynb #af647454
 class Rasterise:
     "Draws strokes with fixed arguments; can be the `fn` of an ingest, or the `draw=` of a loader"
     def __init__(self,

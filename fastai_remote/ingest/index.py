@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 
 from ..codec.base import utf8
 from ..codec.fields import get_codec
@@ -76,7 +76,7 @@ def _with_first(first, pieces):
     yield first
     yield from pieces
 
-# %% ../../nbs/ingest/11_index.ipynb #95c53b9d
+# %% ../../nbs/ingest/11_index.ipynb #1cb6222c
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
 _MAX_FIELDS = 256   # fields of a dataset
 
@@ -91,6 +91,7 @@ def _late_field(field):
     if codec.name=='cls': return {'codec':'cls', 'dtype':'i8', 'staged':True, 'text':True, 'late':True}
     return {'codec':codec.name, 'dtype':codec.dtype.str[1:]}
 
+# %% ../../nbs/ingest/11_index.ipynb #a7c1d736
 class _ShardFields:
     """The fields that occur in a shard: those of the plan, and others as they come
 
@@ -107,33 +108,6 @@ class _ShardFields:
         self.masks = {field for field in vocab if has_codes(fields[field]['codec'])}
         self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items()
                       if field not in self.masks}
-
-    def values(self, members):
-        """Returns what an index stores of a sample, `({field: (offset, length, crc)}, {field: number or label})`
-
-        `members` is `{field: TarMember}`. Fields that are new in the shard are added, and those that cannot be named
-        are left out, with a remark. Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be
-        indexed, and `IngestError` for too many fields."""
-        spans,values,unnamed = {},{},[]
-        for member in members.values():
-            if member.error is not None: raise member.error
-        for field,member in members.items():
-            if not _is_nameable(field):
-                unnamed.append(field)
-                continue
-            spec = self.specs.get(field) or self._add(field)
-            if spec['dtype'] is not None:
-                values[field] = _number_or_label(field, spec, member, self.codes.get(field))
-                continue
-            if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
-            spans[field] = member.start,member.size,zlib.crc32(member.content)
-            if spec['codec']=='labels': _labels(member.content, self.codes.get(field))
-            if field in self.masks:
-                check_codes(get_codec(spec['codec']), member.content, field, len(self.vocab[field]))
-        for field in unnamed:
-            self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
-                       ': # ~ @ ? ; or .crc at the end); tar_samples with fn= can rename it'] += 1
-        return spans,values
 
     def _add(self, field):
         "Adds a field that is new in this shard, and returns its entry; raises `IngestError` if there are too many"
@@ -156,10 +130,41 @@ class _ShardFields:
             if field in self.specs and self.specs[field]['codec']=='labels':
                 self.labels.setdefault(field, set()).update(_labels(members[field].content))
 
-    def record(self):
-        "`{field: [number of samples, entry]}` of the fields that occur"
-        return {field:[n,self.specs[field]] for field,n in self.columns.counts.items() if n}
+# %% ../../nbs/ingest/11_index.ipynb #c5b638f7
+@patch
+def values(self:_ShardFields, members):
+    """Returns what an index stores of a sample, `({field: (offset, length, crc)}, {field: number or label})`
 
+    `members` is `{field: TarMember}`. Fields that are new in the shard are added, and those that cannot be named
+    are left out, with a remark. Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be
+    indexed, and `IngestError` for too many fields."""
+    spans,values,unnamed = {},{},[]
+    for member in members.values():
+        if member.error is not None: raise member.error
+    for field,member in members.items():
+        if not _is_nameable(field):
+            unnamed.append(field)
+            continue
+        spec = self.specs.get(field) or self._add(field)
+        if spec['dtype'] is not None:
+            values[field] = _number_or_label(field, spec, member, self.codes.get(field))
+            continue
+        if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
+        spans[field] = member.start,member.size,zlib.crc32(member.content)
+        if spec['codec']=='labels': _labels(member.content, self.codes.get(field))
+        if field in self.masks:
+            check_codes(get_codec(spec['codec']), member.content, field, len(self.vocab[field]))
+    for field in unnamed:
+        self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
+                   ': # ~ @ ? ; or .crc at the end); tar_samples with fn= can rename it'] += 1
+    return spans,values
+
+@patch
+def record(self:_ShardFields):
+    "`{field: [number of samples, entry]}` of the fields that occur"
+    return {field:[n,self.specs[field]] for field,n in self.columns.counts.items() if n}
+
+# %% ../../nbs/ingest/11_index.ipynb #1ca20c45
 def _too_many_fields(where, fields):
     "The message of the error for too many fields; `where` names the shard, and `fields` has their names"
     examples = ', '.join(map(repr, list(fields)[-3:]))
@@ -191,6 +196,7 @@ def _labels(content, codes=None):
     if codes is not None: codes.check(labels)
     return label_texts(labels)
 
+# %% ../../nbs/ingest/11_index.ipynb #797cb5d6
 def index_shard(
     open_writer, # Returns the `ShardWriter` in this process
     source:dict, # Arguments of the `Storage` that contains the shards
@@ -248,6 +254,7 @@ def index_shard(
     writer.done(chunk, record, failures)
     return record
 
+# %% ../../nbs/ingest/11_index.ipynb #9da0c9df
 def _keep_shard(writer, source, k, row):
     """Records a shard that was indexed before as chunk `k`, from its index; returns the record, as `index_shard`
 
@@ -288,6 +295,7 @@ def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards 
         raise StoreExists(f'{source.url}: {name} has changed since it was indexed: its {file.size:,} bytes do not '
                           f'match their checksum; {advice}')
 
+# %% ../../nbs/ingest/11_index.ipynb #3c983ea2
 def _fields_of(storage, names, vocab, n=100):
     """Returns the fields of the first `n` samples of the first shard that has samples, `{field: entry}` as in a plan
 
@@ -346,7 +354,7 @@ def _first_values(members):
                 else: values[field] = member.content[:_EXAMPLE]
     return values,is_failed
 
-# %% ../../nbs/ingest/11_index.ipynb #d39663e8
+# %% ../../nbs/ingest/11_index.ipynb #da47893d
 class ShardIndexJob(IngestJob):
     "Indexes tar shards that are there already: each shard is a chunk"
     verb = 'read'
@@ -367,6 +375,7 @@ class ShardIndexJob(IngestJob):
         return [f'{dataset.n-entry["n"]:,} of {dataset.n:,} samples have no {field!r}'
                 for field,entry in dataset.fields.items() if entry.get('n', dataset.n)<dataset.n]
 
+# %% ../../nbs/ingest/11_index.ipynb #09a15580
 class _KnownShards:
     """The shards that an earlier call has indexed, and that are still the same
 
@@ -382,10 +391,11 @@ class _KnownShards:
 
         Raises `CorruptSample` if the first index is damaged or gone."""
         self.positions,self.dataset,self.is_complete = {},writer.place.committed(),False
+        self.url = writer.url
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
             return
-        where,dataset = writer.url,self.dataset
+        where,dataset = self.url,self.dataset
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
         self.table = ShardTable.unpack(dataset.shards)
@@ -412,13 +422,6 @@ class _KnownShards:
                 raise StoreExists(f'{source.url}: {name} has changed since it was indexed: it has {size:,} bytes, and '
                                   f'had {indexed:,}; overwrite=True indexes all shards anew')
 
-    def check_contents(self, source):
-        "Raises `StoreExists` if the bytes of a shard are others than when it was indexed, by its stamp or its checksum"
-        known = list(self.positions)
-        with ThreadPoolExecutor(16) as pool: stamps = pool.map(source.size_and_stamp, known)
-        for name,shard,(_,stamp) in zip(known, self.positions.values(), stamps):
-            if stamp_number(stamp)!=self.table.stamp_of(shard): _compare_bytes(source, name, int(self.table.crc[shard]))
-
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
         shard,table = self.positions.get(name),getattr(self, 'table', None)
@@ -426,6 +429,98 @@ class _KnownShards:
         kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
         counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
         return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first, table.stamp_of(shard)]
+
+# %% ../../nbs/ingest/11_index.ipynb #9443aedd
+@patch
+def check_labels(self:_KnownShards, labels):
+    "Raises `StoreExists` unless `labels`, vocabularies or `None`, are those of the earlier call, if there was one"
+    if self.dataset is None or labels in (None,self.vocab): return
+    raise StoreExists(f'{self.url}: the tars here were indexed {"with another" if self.vocab else "without"} '
+                      'vocab=; overwrite=True indexes them anew')
+
+@patch
+def check_contents(self:_KnownShards, source):
+    "Raises `StoreExists` if the bytes of a shard are others than when it was indexed, by its stamp or its checksum"
+    known = list(self.positions)
+    with ThreadPoolExecutor(16) as pool: stamps = pool.map(source.size_and_stamp, known)
+    for name,shard,(_,stamp) in zip(known, self.positions.values(), stamps):
+        if stamp_number(stamp)!=self.table.stamp_of(shard): _compare_bytes(source, name, int(self.table.crc[shard]))
+
+# %% ../../nbs/ingest/11_index.ipynb #5dc74d50
+def _source_of(url, timeout, storage_options):
+    """Returns `(storage, names)`: the `Storage` of the folder of the shards, and the paths in it that were given
+
+    `names` is `None` if `url` is a folder, or its `Storage`: then all of its shards are meant. The folder of shards is
+    the innermost one that has all of them. Raises `ValueError` if there is none, for an empty list, and for URLs with a
+    `?`."""
+    if isinstance(url, Storage): return as_storage(url, timeout, storage_options),None
+    given = expand_braces(url)
+    if not isinstance(given, list):
+        if not str(given).lower().endswith(TAR_EXTENSIONS) or os.path.isdir(str(given)):
+            return as_storage(url, timeout, storage_options),None
+        given = [given]
+    if not given: raise ValueError('an empty list: give the tars, or their folder')
+    def absolute(name): return concealed(name) if '://' in name else os.path.abspath(os.path.expanduser(name))
+    given = [absolute(str(name)) for name in given]
+    if any('?' in name for name in given if '://' in name):
+        raise ValueError('URLs with a ? cannot be listed: give the folder, or a storage_options= with the credentials')
+    parts = [name.split('/') for name in given]
+    depth = len(os.path.commonprefix([part[:-1] for part in parts]))
+    if depth<(3 if '://' in given[0] else 1):
+        raise ValueError(f'{len(given):,} tars that are not in one place: index those of each server or bucket by '
+                         'itself')
+    folder = '/'.join(parts[0][:depth]) or '/'
+    return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
+
+def _tars_in(source, to):
+    """Names of the tars in the folder `source` and its subfolders, relative to it and sorted; hidden ones are left out
+
+    If `to` is `None`, shards in subfolders that `to_shards` has written are left out, too. If the index goes to another
+    folder, `to`, they are kept."""
+    files = source.files()
+    datasets = [name.removesuffix('manifest.json') for name in files if name.endswith('/manifest.json')]
+    own = set() if to is not None else {folder+name for folder in datasets for name in _own_shards_in(source, folder)}
+    def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name)
+    return [name for name in files if is_tar(name) and name not in own]
+
+def _own_shards_in(source, folder):
+    "The names of the shards in a subfolder, whose path ends in '/', that have an index there"
+    names = source.names(folder+INDEX_FOLDER)
+    return [name.removesuffix(INDEX_SUFFIX) for name in names if name.endswith(INDEX_SUFFIX)]
+
+def _is_hidden(name): return name.rpartition('/')[2].startswith('.')
+
+# %% ../../nbs/ingest/11_index.ipynb #fac468ce
+def _named(source, given, splits, to=None):
+    """Returns `(names, ranges, left_out)`: the names of the tars, split by split, and how many tars are in no split
+
+    `ranges` is `{split: [start, stop]}`; without `splits`, it is `None`, and no tar is left out. `given` is a list of
+    names, or `None` for all tars in `source`; `splits` is `{split: pattern}`. Raises `FileNotFoundError` where there
+    are no tars, or none that matches a pattern, `ValueError` for one that is given twice or is in two splits, and
+    `TypeError` for other `splits`."""
+    if splits and not (isinstance(splits, dict) and all(isinstance(pattern, str) for pattern in splits.values())):
+        raise TypeError(f"splits is {{split: pattern of paths}}, such as {{'train':'train/*'}}, not {splits!r:.100}")
+    tars = given
+    if tars is None: tars = _tars_in(source, to)
+    if not tars:
+        others = source.names()[:10]
+        raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
+    for name in tars: utf8(name)
+    if len(set(tars))<len(tars): raise ValueError(f'{source.url}: {_first_repeated(tars)} is given twice')
+    if not splits: return tars,None,0
+    names,ranges = [],{}
+    for split,pattern in zip(split_names(splits), splits.values()):
+        matching = [n for n in tars if fnmatchcase(n, pattern)]
+        if not matching:
+            raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
+        ranges[split] = [len(names),len(names)+len(matching)]
+        names += matching
+    if len(set(names))<len(names):
+        raise ValueError(f'{splits}: a shard is in two splits: {_first_repeated(names)}')
+    return names,ranges,len(tars)-len(names)
+
+def _first_repeated(names):
+    return next(name for name,n in Counter(names).items() if n>1)
 
 def _sizes(source, names, step=1000):
     "Returns the sizes in bytes of the files `names` of the `Storage` `source`, a list"
@@ -450,6 +545,33 @@ def _check_not_ours(source):
     if dataset is not None or plan and plan['prefix']:
         raise StoreExists(f'{source.url}: to_shards has written these shards, or is about to: they have an index')
 
+# %% ../../nbs/ingest/11_index.ipynb #c0ffee11
+def _index_plan(writer, source, names, known, patterns, labels, ranges, base):
+    """The plan of the ingest: a dict as `Writer.begin` takes it
+
+    `known` are the `_KnownShards` among `names`, and `ranges` the splits by `patterns`. `labels` are the vocabularies
+    that were given, or `None`, and `base` is as in the manifest. Raises `StoreExists` if another process has changed
+    the index."""
+    sizes = _sizes(source, names)
+    earlier = known.dataset
+    now = writer.place.committed()   # nobody else can write
+    if earlier is not None and getattr(now, 'uid', None)!=earlier.uid:
+        raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
+    # what was kept of an earlier index is not read anew
+    identity = names,sizes,patterns,earlier and earlier.uid,labels
+    signature = hashlib.sha256(repr(identity).encode()).hexdigest()
+    if earlier is not None: fields,named = known.fields,known.vocab
+    else:
+        named = labels or {}
+        fields = _fields_of(source, names, named)
+        check_vocab(named, fields)
+        for field in named: fields[field]['named'] = True
+    # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
+    stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
+    return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab=named, base=base,
+                **stats)
+
+# %% ../../nbs/ingest/11_index.ipynb #3bc6e69c
 def index_shards(
     # Folder of the tars, which is searched with its subfolders: a path, or any fsspec URL. Or the tars themselves: a
     # list of paths or URLs, or one with braces, such as `s3://bucket/train-{000..099}.tar`
@@ -493,28 +615,9 @@ def index_shards(
     names,ranges,left_out = _named(source, given, splits, to)
     if to is None: _check_not_ours(source)
     known = _KnownShards(writer, source, names, overwrite)
-    if known.dataset is not None and labels not in (None,known.vocab):
-        raise StoreExists(f'{writer.url}: the tars here were indexed '
-                          f'{"with another" if known.vocab else "without"} vocab=; overwrite=True indexes them anew')
-    def plan():
-        sizes = _sizes(source, names)
-        earlier = known.dataset
-        now = writer.place.committed()   # nobody else can write
-        if earlier is not None and getattr(now, 'uid', None)!=earlier.uid:
-            raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
-        # what was kept of an earlier index is not read anew
-        identity = names,sizes,splits,earlier and earlier.uid,labels
-        signature = hashlib.sha256(repr(identity).encode()).hexdigest()
-        if earlier is not None: fields,named = known.fields,known.vocab
-        else:
-            named = labels or {}
-            fields = _fields_of(source, names, named)
-            check_vocab(named, fields)
-            for field in named: fields[field]['named'] = True
-        # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
-        stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
-        return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab=named,
-                    base='' if to is None else source.url, **stats)
+    known.check_labels(labels)
+    base = '' if to is None else source.url
+    plan = partial(_index_plan, writer, source, names, known, splits, labels, ranges, base)
     try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete)
     except StoreExists as e:
         if not known.is_complete: raise
@@ -530,77 +633,3 @@ def index_shards(
         return report
     finally:
         with suppress(StoreError): writer.close()   # as in `ingest`
-
-def _source_of(url, timeout, storage_options):
-    """Returns `(storage, names)`: the `Storage` of the folder of the shards, and the paths in it that were given
-
-    `names` is `None` if `url` is a folder, or its `Storage`: then all of its shards are meant. The folder of shards is
-    the innermost one that has all of them. Raises `ValueError` if there is none, for an empty list, and for URLs with a
-    `?`."""
-    if isinstance(url, Storage): return as_storage(url, timeout, storage_options),None
-    given = expand_braces(url)
-    if not isinstance(given, list):
-        if not str(given).lower().endswith(TAR_EXTENSIONS) or os.path.isdir(str(given)):
-            return as_storage(url, timeout, storage_options),None
-        given = [given]
-    if not given: raise ValueError('an empty list: give the tars, or their folder')
-    def absolute(name): return concealed(name) if '://' in name else os.path.abspath(os.path.expanduser(name))
-    given = [absolute(str(name)) for name in given]
-    if any('?' in name for name in given if '://' in name):
-        raise ValueError('URLs with a ? cannot be listed: give the folder, or a storage_options= with the credentials')
-    parts = [name.split('/') for name in given]
-    depth = len(os.path.commonprefix([part[:-1] for part in parts]))
-    if depth<(3 if '://' in given[0] else 1):
-        raise ValueError(f'{len(given):,} tars that are not in one place: index those of each server or bucket by '
-                         'itself')
-    folder = '/'.join(parts[0][:depth]) or '/'
-    return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
-
-def _tars_in(source, to):
-    """Names of the tars in the folder `source` and its subfolders, relative to it and sorted; hidden ones are left out
-
-    If `to` is `None`, shards in subfolders that `to_shards` has written are left out, too. If the index goes to another
-    folder, `to`, they are kept."""
-    files = source.files()
-    datasets = [name.removesuffix('manifest.json') for name in files if name.endswith('/manifest.json')]
-    own = set() if to is not None else {folder+name for folder in datasets for name in _own_shards_in(source, folder)}
-    def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name)
-    return [name for name in files if is_tar(name) and name not in own]
-
-def _own_shards_in(source, folder):
-    "The names of the shards in a subfolder, whose path ends in '/', that have an index there"
-    names = source.names(folder+INDEX_FOLDER)
-    return [name.removesuffix(INDEX_SUFFIX) for name in names if name.endswith(INDEX_SUFFIX)]
-
-def _named(source, given, splits, to=None):
-    """Returns `(names, ranges, left_out)`: the names of the tars, split by split, and how many tars are in no split
-
-    `ranges` is `{split: [start, stop]}`; without `splits`, it is `None`, and no tar is left out. `given` is a list of
-    names, or `None` for all tars in `source`; `splits` is `{split: pattern}`. Raises `FileNotFoundError` where there
-    are no tars, or none that matches a pattern, `ValueError` for one that is given twice or is in two splits, and
-    `TypeError` for other `splits`."""
-    if splits and not (isinstance(splits, dict) and all(isinstance(pattern, str) for pattern in splits.values())):
-        raise TypeError(f"splits is {{split: pattern of paths}}, such as {{'train':'train/*'}}, not {splits!r:.100}")
-    tars = given
-    if tars is None: tars = _tars_in(source, to)
-    if not tars:
-        others = source.names()[:10]
-        raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
-    for name in tars: utf8(name)
-    if len(set(tars))<len(tars): raise ValueError(f'{source.url}: {_first_repeated(tars)} is given twice')
-    if not splits: return tars,None,0
-    names,ranges = [],{}
-    for split,pattern in zip(split_names(splits), splits.values()):
-        matching = [n for n in tars if fnmatchcase(n, pattern)]
-        if not matching:
-            raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
-        ranges[split] = [len(names),len(names)+len(matching)]
-        names += matching
-    if len(set(names))<len(names):
-        raise ValueError(f'{splits}: a shard is in two splits: {_first_repeated(names)}')
-    return names,ranges,len(tars)-len(names)
-
-def _is_hidden(name): return name.rpartition('/')[2].startswith('.')
-
-def _first_repeated(names):
-    return next(name for name,n in Counter(names).items() if n>1)

@@ -14,7 +14,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from fastcore.basics import listify
+from fastcore.basics import listify, patch
 from fastcore.foundation import L
 
 from ..codec.numbers import FixedCodec
@@ -72,7 +72,7 @@ class SampleSelection(PositionMap):
         inner = [int(np.unpackbits(self.bits[b])[:r].sum()) if r else 0 for b,r in zip(block.tolist(), rest.tolist())]
         return self.starts[block]+np.array(inner, np.int64)
 
-# %% ../../nbs/load/02_items.ipynb #9d81bd1e
+# %% ../../nbs/load/02_items.ipynb #d5e514fe
 class RemoteItems(Order, L):
     """Sample numbers of `store` as fastai's items: a lazy sequence of ints, which is an `L`, as those of a folder are
 
@@ -104,75 +104,7 @@ class RemoteItems(Order, L):
     iloc = property(lambda self: self)   # as a DataFrame has it: fastai then indexes the items and does not copy them
     itertuples = Order.__iter__
 
-    @property
-    def is_complete(self)->bool:
-        """Are these all samples of the store, or all that selections leave, in the order of the store?
-
-        `having=` and `where` select, and so do `FieldSplitter` and `KFoldSplitter` with `stratify=`: each of their
-        parts is complete."""
-        n = len(self.store)
-        for m in reversed(self.maps):
-            if isinstance(m, SampleSelection): n = len(m)
-            elif not isinstance(m, range) or m!=range(n): return False
-        return self.positions==range(n)
-
-    def before(self,
-        numbers:np.ndarray # Sample numbers from 0 to `len(store)`, ascending, shape (k,)
-    )->np.ndarray: # int64, shape (k,)
-        """How many of these items have a lower number than each of `numbers`
-
-        The result is `None` if the items are in another order than the samples of the store. The items of a split by
-        shards are in the order of the shards only: it is `None` unless `numbers` are `store.shards.starts`."""
-        numbers = np.asarray(numbers, np.int64)
-        for m in (*reversed(self.maps), self.positions):
-            if isinstance(m, SampleSelection): numbers = m.before(numbers)
-            elif isinstance(m, range) and m.step==1: numbers = np.clip(numbers, m.start, m.stop)-m.start
-            # A part of a split by shards is in the order of the shards, but not of the samples of a shard
-            elif isinstance(m, SplitPart) and np.array_equal(numbers, m.split.starts): numbers = m.starts
-            else: return
-        return numbers
-
-    @property
-    def shard_sizes(self)->np.ndarray: # int64, one for each shard of the store
-        "Number of these samples in each shard, if the items are in the order of the shards; else `None`"
-        starts = None if self.store.shards is None else self.before(self.store.shards.starts)
-        return None if starts is None else np.diff(starts)
-
-    def where(self,
-        # A field with labels, several labels or a number for each sample; of numbers of one type also alternatives,
-        # `age.i4;years.i4`
-        field:str,
-        # One value, a list, set or `range` of them; or a function that gets an array of stored values, or of all
-        # labels of the vocabulary, and returns a bool for each
-        values
-    ): # `RemoteItems`, in the same order
-        """The items whose `field` has one of `values`; of several labels, one is enough
-
-        The field is read once, and a bit per item is kept. A sample without this field is left out. Raises
-        `UnknownField`, `TypeError` for a field that is no label and no number, or values that are neither,
-        `CorruptSample`, and `ValueError` for a label that is not in the vocabulary, or if there is no such item."""
-        selection = SampleSelection(field_masks(self, field, values, optional=True))
-        if not len(selection):
-            raise ValueError(f'{self.store.name}: none of {len(self):,} items has {_shown(values)} in {field!r}')
-        if not self.is_complete: return self[Order(len(selection), selection)]
-        return self._like(len(selection), selection, *(m for m in self.maps if isinstance(m, SampleSelection)))
-
-    def class_weights(self,
-        field:str='cls' # A field with one label for each sample
-    )->np.ndarray: # float32, one for each label, in the order of the vocabulary
-        """Weights that give all labels of these items the same influence, as `Store.class_weights` does for all samples
-
-        If these are not all samples of the store, but a split, the field is read once to count the labels. Raises
-        `ValueError` if labels of `field` are not counted in the store."""
-        weights = self.store.class_weights(field)
-        if len(self)==len(self.store) and self.is_complete: return weights
-        known = self.__dict__.setdefault('_weights', {})
-        if field not in known:
-            values = field_values(self, field)
-            known[field] = balanced_weights(sum(np.bincount(codes, minlength=len(weights)) for _,codes in values))
-        return known[field]
-
-# %% ../../nbs/load/02_items.ipynb #47b3f0f5
+# %% ../../nbs/load/02_items.ipynb #0e428c03
 def get_remote_items(
     store:Store, # A `RedisStore`, or any other
     having:str|list=None, # Only samples that have this field, one of `jpg;png`, or all fields of a list; default: all
@@ -203,7 +135,43 @@ def _items_having(store, fields):
         raise ValueError(f'{store.name}: no sample has {wanted}; samples that have each field: {counts}')
     return RemoteItems(store, len(selection), selection)
 
-# %% ../../nbs/load/02_items.ipynb #c5aef818
+# %% ../../nbs/load/02_items.ipynb #58d14f66
+@patch(as_prop=True)
+def is_complete(self:RemoteItems)->bool:
+    """Are these all samples of the store, or all that selections leave, in the order of the store?
+
+    `having=` and `where` select, and so do `FieldSplitter` and `KFoldSplitter` with `stratify=`: each of their
+    parts is complete."""
+    n = len(self.store)
+    for m in reversed(self.maps):
+        if isinstance(m, SampleSelection): n = len(m)
+        elif not isinstance(m, range) or m!=range(n): return False
+    return self.positions==range(n)
+
+@patch
+def before(self:RemoteItems,
+    numbers:np.ndarray # Sample numbers from 0 to `len(store)`, ascending, shape (k,)
+)->np.ndarray: # int64, shape (k,)
+    """How many of these items have a lower number than each of `numbers`
+
+    The result is `None` if the items are in another order than the samples of the store. The items of a split by
+    shards are in the order of the shards only: it is `None` unless `numbers` are `store.shards.starts`."""
+    numbers = np.asarray(numbers, np.int64)
+    for m in (*reversed(self.maps), self.positions):
+        if isinstance(m, SampleSelection): numbers = m.before(numbers)
+        elif isinstance(m, range) and m.step==1: numbers = np.clip(numbers, m.start, m.stop)-m.start
+        # A part of a split by shards is in the order of the shards, but not of the samples of a shard
+        elif isinstance(m, SplitPart) and np.array_equal(numbers, m.split.starts): numbers = m.starts
+        else: return
+    return numbers
+
+@patch(as_prop=True)
+def shard_sizes(self:RemoteItems)->np.ndarray: # int64, one for each shard of the store
+    "Number of these samples in each shard, if the items are in the order of the shards; else `None`"
+    starts = None if self.store.shards is None else self.before(self.store.shards.starts)
+    return None if starts is None else np.diff(starts)
+
+# %% ../../nbs/load/02_items.ipynb #4b3858bb
 def _known_names(store, field):
     "The fields that `store` has of `field`, such as `jpg;png` or `txt?`, without the `?`; raises `UnknownField`"
     return ';'.join(store.field_table.choice(field)[0])
@@ -245,6 +213,7 @@ def check_label_codes(
     bad = np.flatnonzero((codes<0)|(codes>=len(vocab)))
     if len(bad): store.decode(int(numbers[bad[0]]), field, codes[bad[0]])   # raises `CorruptSample`
 
+# %% ../../nbs/load/02_items.ipynb #b5327641
 def field_masks(
     items:RemoteItems,
     field:str, # As in `RemoteItems.where`
@@ -284,6 +253,7 @@ def _matcher(store, field, values):
     is_wanted = np.array([label in wanted for label in vocab])
     return lambda stored: is_wanted[np.asarray(stored)]
 
+# %% ../../nbs/load/02_items.ipynb #4a0445f7
 def _listed(values):
     "`values`, which are one value, several (any iterable but a text) or an array, as a list; `None` gives `[]`"
     return listify(values.tolist() if hasattr(values, 'tolist') else values)
@@ -329,6 +299,28 @@ def _wanted_labels(store, field, vocab, values):
     else: hint = f"there are {len(vocab):,}, such as {', '.join(map(repr, vocab[:5]))}" if vocab else 'there are none'
     raise ValueError(f'{store.name}: no label {unknown[0]!r} in field {field!r}: {hint}')
 
+# %% ../../nbs/load/02_items.ipynb #774be2d7
+def _number_matcher(store, field, dtype, values):
+    "As `_matcher`, for a field of numbers of type `dtype`; raises `TypeError` if `values` are something else"
+    if callable(values): return lambda stored: _chosen_by(values, np.asarray(stored))
+    if isinstance(values, range):
+        ascending = values if values.step>0 else values[::-1]
+        return lambda stored: _in_range(np.asarray(stored), ascending)
+    wanted = _listed(values)
+    if not all(isinstance(value, (int,float,np.integer,np.floating,np.bool_)) for value in wanted):
+        raise TypeError(f'{store.name}: field {field!r} holds numbers ({dtype}), not {_shown(values)}')
+    # A fraction such as 0.1 was rounded to the width of the field when it was stored; other numbers are stored exactly
+    codec = FixedCodec(field, np.uint8 if dtype==bool else dtype)
+    stored = [_stored_number(codec, value) for value in wanted]
+    wanted = np.array([number for number in stored if number is not None], codec.dtype)
+    return lambda stored: np.isin(np.asarray(stored), wanted)
+
+def _stored_number(codec, value):
+    "`value` as `codec`, a `FixedCodec`, stores it, 3.0 like 3; `None` if it does not fit, so that no sample has it"
+    if codec.dtype.kind in 'iu' and isinstance(value, (float,np.floating)) and value.is_integer(): value = int(value)
+    try: return codec.to_num(value)
+    except ValueError: return None
+
 def _in_range(values, wanted):
     "Array of bool: which of `values`, an array of numbers, are in `wanted`, an ascending range"
     if values.dtype.kind=='f':
@@ -345,23 +337,40 @@ def _in_range(values, wanted):
     steps = values.astype(np.uint64)-np.uint64(wanted.start&MASK64)   # a difference of int64 may need 64 bits
     return (values>=wanted.start)&(values<=wanted[-1])&(steps%np.uint64(min(wanted.step, MASK64))==0)
 
-def _stored_number(codec, value):
-    "`value` as `codec`, a `FixedCodec`, stores it, 3.0 like 3; `None` if it does not fit, so that no sample has it"
-    if codec.dtype.kind in 'iu' and isinstance(value, (float,np.floating)) and value.is_integer(): value = int(value)
-    try: return codec.to_num(value)
-    except ValueError: return None
+# %% ../../nbs/load/02_items.ipynb #dcc15a71
+@patch
+def where(self:RemoteItems,
+    # A field with labels, several labels or a number for each sample; of numbers of one type also alternatives,
+    # `age.i4;years.i4`
+    field:str,
+    # One value, a list, set or `range` of them; or a function that gets an array of stored values, or of all
+    # labels of the vocabulary, and returns a bool for each
+    values
+): # `RemoteItems`, in the same order
+    """The items whose `field` has one of `values`; of several labels, one is enough
 
-def _number_matcher(store, field, dtype, values):
-    "As `_matcher`, for a field of numbers of type `dtype`; raises `TypeError` if `values` are something else"
-    if callable(values): return lambda stored: _chosen_by(values, np.asarray(stored))
-    if isinstance(values, range):
-        ascending = values if values.step>0 else values[::-1]
-        return lambda stored: _in_range(np.asarray(stored), ascending)
-    wanted = _listed(values)
-    if not all(isinstance(value, (int,float,np.integer,np.floating,np.bool_)) for value in wanted):
-        raise TypeError(f'{store.name}: field {field!r} holds numbers ({dtype}), not {_shown(values)}')
-    # A fraction such as 0.1 was rounded to the width of the field when it was stored; other numbers are stored exactly
-    codec = FixedCodec(field, np.uint8 if dtype==bool else dtype)
-    stored = [_stored_number(codec, value) for value in wanted]
-    wanted = np.array([number for number in stored if number is not None], codec.dtype)
-    return lambda stored: np.isin(np.asarray(stored), wanted)
+    The field is read once, and a bit per item is kept. A sample without this field is left out. Raises
+    `UnknownField`, `TypeError` for a field that is no label and no number, or values that are neither,
+    `CorruptSample`, and `ValueError` for a label that is not in the vocabulary, or if there is no such item."""
+    selection = SampleSelection(field_masks(self, field, values, optional=True))
+    if not len(selection):
+        raise ValueError(f'{self.store.name}: none of {len(self):,} items has {_shown(values)} in {field!r}')
+    if not self.is_complete: return self[Order(len(selection), selection)]
+    return self._like(len(selection), selection, *(m for m in self.maps if isinstance(m, SampleSelection)))
+
+# %% ../../nbs/load/02_items.ipynb #dc245146
+@patch
+def class_weights(self:RemoteItems,
+    field:str='cls' # A field with one label for each sample
+)->np.ndarray: # float32, one for each label, in the order of the vocabulary
+    """Weights that give all labels of these items the same influence, as `Store.class_weights` does for all samples
+
+    If these are not all samples of the store, but a split, the field is read once to count the labels. Raises
+    `ValueError` if labels of `field` are not counted in the store."""
+    weights = self.store.class_weights(field)
+    if len(self)==len(self.store) and self.is_complete: return weights
+    known = self.__dict__.setdefault('_weights', {})
+    if field not in known:
+        values = field_values(self, field)
+        known[field] = balanced_weights(sum(np.bincount(codes, minlength=len(weights)) for _,codes in values))
+    return known[field]

@@ -22,7 +22,7 @@ from ..core import CorruptSample, crc32s, html_table, image_sizes_str, int_index
 from ..core import MissingSample, packed_crcs, size_str, UnknownField
 from .fields import FieldTable
 
-# %% ../../nbs/store/01_base.ipynb #6857a2ce
+# %% ../../nbs/store/01_base.ipynb #209c6aba
 def _identity(obj): return obj
 
 def new_store(
@@ -82,185 +82,107 @@ class Store:
 
     # What follows has defaults
 
-    def opener(self):
-        "A callable to send to a worker by pickle: calling it there returns this store"
-        return partial(_identity, self)
-
-    def new_epoch(self):
-        """Called in each process when an epoch begins; does nothing by default
-
-        A store that keeps checked files open forgets them here."""
-
-    def failures(self):
-        "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`, two texts"
-        return iter(())
-
-    @property
-    def unchecked(self)->list:
-        "Names of what is stored without a checksum: fields and, in some stores, parts such as `manifest`"
-        fields = self.manifest.fields
-        return [f for f in self.fields if f'{f}.crc' not in fields and not fields[f].get('check')]
-
-    def check_rest(self):
-        "Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values"
-        return iter(())
-
-    def location(self, number:int, field:str)->str:
-        "Where a value is stored, for error messages, such as ' in shard-000000.tar at byte 512'; may be empty"
-        return ''
-
-    @property
-    def field_table(self)->FieldTable:
-        "What the fields hold, and which of them samples may lack"
-        return FieldTable(self.manifest, self.name)
-
-    def may_lack(self,
-        field:str # Name of a field
-    )->bool:
-        "Do some samples have no such field? Raises `UnknownField`"
-        return self.field_table.may_lack(field)
-
-    def presence(self,
-        field:str # A field, or alternatives such as `jpg;png`
-    ): # Yields bool arrays, which together have a value for each sample
-        """Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`
-
-        By default, every value is `True`: a store in which samples may lack fields overrides this."""
-        self.field_table.choice(field)
-        for start in range(0, len(self), 1<<16): yield np.ones(min(1<<16, len(self)-start), bool)
-
     # What `get_many` is made of
-
-    def get_many(self,
-        numbers, # Sample numbers in [0, n), in the order wanted; repeats allowed
-        fields, # Name or names of fields to read, such as `jpg`, `jpg;png` or `txt?`, see below
-        check:bool=True, # Compare checksums?
-        decode:bool=False, # Decode the values, as `store[i]` does? Then each field is a list of objects
-    )->dict: # `{field: list of bytes}`, or an array of shape (len(numbers),) for fixed-width fields
-        """Read `fields` of the samples `numbers` in one round trip
-
-        Where samples have different fields, `jpg;png` reads the first of these fields that a sample has, and `txt?`
-        reads `None` if a sample has no `txt`. The results are lists, under these names. Raises `UnknownField`,
-        `IndexError`, `TypeError` for numbers that are no integers, `MissingSample`, `CorruptSample`, and with `decode`
-        what `field_codec` raises."""
-        numbers,fields = self.check_numbers(numbers),list(dict.fromkeys(listify(fields)))
-        table = self.field_table
-        choices = {field:table.choice(field) for field in fields}   # raises `UnknownField`
-        names = list(dict.fromkeys(name for some,_ in choices.values() for name in some))
-        values = _read_checked(self, numbers, names, table.checksums(names) if check else [])
-        return {field:_picked(self, numbers, field, *choice, values, decode) for field,choice in choices.items()}
-
-    def keys(self,
-        numbers, # Sample numbers in [0, n), in the order wanted
-    )->list: # Of `str`
-        """The names of samples, which WebDataset calls `__key__`: of shards, the common part of the names of members
-
-        A dataset in Redis has them if its samples were written with a `__key__`, in field `key.txt`. Raises
-        `UnknownField` if they are not stored."""
-        if 'key.txt' in self.fields: return self.get_many(numbers, 'key.txt', decode=True)['key.txt']
-        raise UnknownField(f'{self.name}: the keys of samples are not stored; they are if each sample has a `__key__` '
-                           'when it is written, as samples of tar_samples(files, key=True) have')
-
-    def key(self,
-        i:int # Sample number
-    )->str:
-        "The name of sample `i`; raises what `keys` raises"
-        return self.keys([i])[0]
-
-    def shard_url(self,
-        i:int # Sample number
-    )->str: # Without secrets
-        "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `UnknownField` without shards"
-        raise UnknownField(f'{self.name}: the samples are not in shards, so there is no URL of one')
-
-    def check_numbers(self, numbers)->np.ndarray:
-        """`numbers`, a list or an array of one dimension, as int64 array of shape (n,)
-
-        Raises `TypeError` unless they are integers, and `IndexError` unless they are in [0, number of samples)."""
-        given = numbers
-        if np.ma.is_masked(given): raise TypeError(f'{self.name}: sample numbers must not be masked')
-        try: numbers = np.asarray(given)
-        except ValueError: numbers = np.zeros((0,0))   # lists of different lengths
-        if numbers.ndim!=1:
-            raise TypeError(f'{self.name}: sample numbers must be a list or an array with one number per sample, not '
-                            f'{given!r:.100}')
-        if not len(numbers): return numbers.astype(np.int64)
-        if numbers.dtype.kind not in 'iu':
-            raise TypeError(f'{self.name}: sample numbers must be integers, not {numbers.dtype}')
-        if numbers.min()<0 or numbers.max()>=len(self):
-            wrong = numbers[(numbers<0)|(numbers>=len(self))][0]
-            raise IndexError(f'{self.name}: no sample {wrong}; there are {len(self)}, numbered from 0')
-        return numbers.astype(np.int64)
-
-    def compare_checksums(self,
-        numbers:np.ndarray, # Sample numbers, shape (n,)
-        field:str, # Name of the field
-        values:dict, # `{field: values}`; a store that has another copy of a damaged value puts it here
-        checksums:np.ndarray # The stored checksums of `values[field]`, uint32, shape (n,)
-    ):
-        """Raise `CorruptSample` unless `values[field]` match their checksums
-
-        A subclass may first read a damaged value again, and replace it in `values`."""
-        stored = values[field]
-        damaged = mismatches(numbers, stored, checksums)
-        if not len(damaged): return
-        first = damaged[0]
-        number,value = numbers[first],stored[first]
-        what = f'the value {value} does not match its checksum'
-        if isinstance(stored, list): what = f'the {len(value)} bytes do not match their checksum'
-        if len(numbers)>1: what += f' ({len(damaged)} of {len(numbers)} samples read)'
-        raise CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: {what}: '
-                            'damaged where they are stored; ingest it again')
 
     # How a store is shown
 
-    def __dir__(self):
-        special = {name for name in object.__dir__(self) if name.startswith('__')}
-        others = [cls for cls in type(self).__mro__ if not cls.__module__.startswith('fastai_remote.')]
-        for_users = {name for cls in type(self).__mro__ for name in vars(cls).get('for_users', ())}
-        return sorted({*for_users, *special, *(name for cls in others for name in vars(cls))})
+# %% ../../nbs/store/01_base.ipynb #f7020e79
+@patch
+def opener(self:Store):
+    "A callable to send to a worker by pickle: calling it there returns this store"
+    return partial(_identity, self)
 
-    def __repr__(self):
-        if not vars(self): return f'{type(self).__name__}(not opened)'   # `__init__` has failed
-        if self.not_read: return f'{type(self).__name__}({self.not_read}, not read yet)'
-        return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
+@patch
+def new_epoch(self:Store):
+    """Called in each process when an epoch begins; does nothing by default
 
-    def _repr_html_(self):
-        "The table that Jupyter shows, HTML"
-        manifest = self.manifest
-        rows = {'samples':f'{len(self):,}', **{f:self.field_table.summary(f) for f in self.fields}}
-        rows |= {f'split {split}':f'{start:,} to {stop:,}' for split,(start,stop) in self.splits.items()}
-        rows['encoded'] = size_str(manifest.nbytes)
-        rows |= {f'{f} images':image_sizes_str(stats) for f,stats in manifest.stats.items()}
-        rows |= {'left out':f'{manifest.failed:,}' if manifest.failed else '', 'created':manifest.created}
-        return html_table(self.name, rows)
+    A store that keeps checked files open forgets them here."""
 
-def mismatches(
-    numbers:np.ndarray, # Sample numbers, shape (n,)
-    values, # Their values: a list of `bytes`, or an array
-    checksums:np.ndarray # The stored checksums, uint32, shape (n,)
-)->np.ndarray: # Positions in `numbers`
-    "Positions of the values that do not match their checksums"
-    found = crc32s(values) if isinstance(values, list) else packed_crcs(values, numbers)
-    return np.flatnonzero(found!=checksums)
+@patch
+def failures(self:Store):
+    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`, two texts"
+    return iter(())
 
-def raise_missing(
-    store:Store, # The store that the values were read from
-    numbers:np.ndarray, # Sample numbers, shape (n,)
-    field:str, # As `get_many` takes it
-    values:list # Their values; `None` where a value is missing
-):
-    "Raise `MissingSample`, which names the first of the missing samples"
-    missing = [int(i) for i,v in zip(numbers, values) if v is None]
-    what = f'sample {missing[0]} is missing'
-    if len(numbers)>1: what = f'{len(missing)} of {len(numbers)} samples missing, first {missing[0]}'
-    if field in store.manifest.fields and not store.may_lack(field): why = store.why_missing
-    else:
-        why = (f'not every sample has this field: {field+"?"!r} reads None where there is none, and '
-               f'having={field!r} restricts an epoch to samples that have it')
-    where = store.location(missing[0], field) if field in store.manifest.fields else ''
-    raise MissingSample(f'{store.name}: {what} (field {field!r}){where}: {why}')
+@patch(as_prop=True)
+def unchecked(self:Store)->list:
+    "Names of what is stored without a checksum: fields and, in some stores, parts such as `manifest`"
+    fields = self.manifest.fields
+    return [f for f in self.fields if f'{f}.crc' not in fields and not fields[f].get('check')]
 
+@patch
+def check_rest(self:Store):
+    "Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values"
+    return iter(())
+
+@patch
+def location(self:Store, number:int, field:str)->str:
+    "Where a value is stored, for error messages, such as ' in shard-000000.tar at byte 512'; may be empty"
+    return ''
+
+@patch(as_prop=True)
+def field_table(self:Store)->FieldTable:
+    "What the fields hold, and which of them samples may lack"
+    return FieldTable(self.manifest, self.name)
+
+@patch
+def may_lack(self:Store,
+    field:str # Name of a field
+)->bool:
+    "Do some samples have no such field? Raises `UnknownField`"
+    return self.field_table.may_lack(field)
+
+@patch
+def presence(self:Store,
+    field:str # A field, or alternatives such as `jpg;png`
+): # Yields bool arrays, which together have a value for each sample
+    """Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`
+
+    By default, every value is `True`: a store in which samples may lack fields overrides this."""
+    self.field_table.choice(field)
+    for start in range(0, len(self), 1<<16): yield np.ones(min(1<<16, len(self)-start), bool)
+
+# %% ../../nbs/store/01_base.ipynb #38717176
+@patch
+def get_many(self:Store,
+    numbers, # Sample numbers in [0, n), in the order wanted; repeats allowed
+    fields, # Name or names of fields to read, such as `jpg`, `jpg;png` or `txt?`, see below
+    check:bool=True, # Compare checksums?
+    decode:bool=False, # Decode the values, as `store[i]` does? Then each field is a list of objects
+)->dict: # `{field: list of bytes}`, or an array of shape (len(numbers),) for fixed-width fields
+    """Read `fields` of the samples `numbers` in one round trip
+
+    Where samples have different fields, `jpg;png` reads the first of these fields that a sample has, and `txt?`
+    reads `None` if a sample has no `txt`. The results are lists, under these names. Raises `UnknownField`,
+    `IndexError`, `TypeError` for numbers that are no integers, `MissingSample`, `CorruptSample`, and with `decode`
+    what `field_codec` raises."""
+    numbers,fields = self.check_numbers(numbers),list(dict.fromkeys(listify(fields)))
+    table = self.field_table
+    choices = {field:table.choice(field) for field in fields}   # raises `UnknownField`
+    names = list(dict.fromkeys(name for some,_ in choices.values() for name in some))
+    values = _read_checked(self, numbers, names, table.checksums(names) if check else [])
+    return {field:_picked(self, numbers, field, *choice, values, decode) for field,choice in choices.items()}
+
+@patch
+def check_numbers(self:Store, numbers)->np.ndarray:
+    """`numbers`, a list or an array of one dimension, as int64 array of shape (n,)
+
+    Raises `TypeError` unless they are integers, and `IndexError` unless they are in [0, number of samples)."""
+    given = numbers
+    if np.ma.is_masked(given): raise TypeError(f'{self.name}: sample numbers must not be masked')
+    try: numbers = np.asarray(given)
+    except ValueError: numbers = np.zeros((0,0))   # lists of different lengths
+    if numbers.ndim!=1:
+        raise TypeError(f'{self.name}: sample numbers must be a list or an array with one number per sample, not '
+                        f'{given!r:.100}')
+    if not len(numbers): return numbers.astype(np.int64)
+    if numbers.dtype.kind not in 'iu':
+        raise TypeError(f'{self.name}: sample numbers must be integers, not {numbers.dtype}')
+    if numbers.min()<0 or numbers.max()>=len(self):
+        wrong = numbers[(numbers<0)|(numbers>=len(self))][0]
+        raise IndexError(f'{self.name}: no sample {wrong}; there are {len(self)}, numbered from 0')
+    return numbers.astype(np.int64)
+
+# %% ../../nbs/store/01_base.ipynb #c6ae0e59
 def _read_checked(store, numbers, fields, checksums):
     """`{field: values}`, as `read_values` returns them, compared with `checksums`, the names of some checksums
 
@@ -291,11 +213,111 @@ def _picked(store, numbers, field, names, is_optional, values, decode):
     return [None if value is None else store.decode(i, name, value)
             for i,name,value in zip(numbers.tolist(), found, picked)]
 
+# %% ../../nbs/store/01_base.ipynb #72e48ece
+def mismatches(
+    numbers:np.ndarray, # Sample numbers, shape (n,)
+    values, # Their values: a list of `bytes`, or an array
+    checksums:np.ndarray # The stored checksums, uint32, shape (n,)
+)->np.ndarray: # Positions in `numbers`
+    "Positions of the values that do not match their checksums"
+    found = crc32s(values) if isinstance(values, list) else packed_crcs(values, numbers)
+    return np.flatnonzero(found!=checksums)
+
+def raise_missing(
+    store:Store, # The store that the values were read from
+    numbers:np.ndarray, # Sample numbers, shape (n,)
+    field:str, # As `get_many` takes it
+    values:list # Their values; `None` where a value is missing
+):
+    "Raise `MissingSample`, which names the first of the missing samples"
+    missing = [int(i) for i,v in zip(numbers, values) if v is None]
+    what = f'sample {missing[0]} is missing'
+    if len(numbers)>1: what = f'{len(missing)} of {len(numbers)} samples missing, first {missing[0]}'
+    if field in store.manifest.fields and not store.may_lack(field): why = store.why_missing
+    else:
+        why = (f'not every sample has this field: {field+"?"!r} reads None where there is none, and '
+               f'having={field!r} restricts an epoch to samples that have it')
+    where = store.location(missing[0], field) if field in store.manifest.fields else ''
+    raise MissingSample(f'{store.name}: {what} (field {field!r}){where}: {why}')
+
+@patch
+def compare_checksums(self:Store,
+    numbers:np.ndarray, # Sample numbers, shape (n,)
+    field:str, # Name of the field
+    values:dict, # `{field: values}`; a store that has another copy of a damaged value puts it here
+    checksums:np.ndarray # The stored checksums of `values[field]`, uint32, shape (n,)
+):
+    """Raise `CorruptSample` unless `values[field]` match their checksums
+
+    A subclass may first read a damaged value again, and replace it in `values`."""
+    stored = values[field]
+    damaged = mismatches(numbers, stored, checksums)
+    if not len(damaged): return
+    first = damaged[0]
+    number,value = numbers[first],stored[first]
+    what = f'the value {value} does not match its checksum'
+    if isinstance(stored, list): what = f'the {len(value)} bytes do not match their checksum'
+    if len(numbers)>1: what += f' ({len(damaged)} of {len(numbers)} samples read)'
+    raise CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: {what}: '
+                        'damaged where they are stored; ingest it again')
+
+# %% ../../nbs/store/01_base.ipynb #8d3195ad
+@patch
+def keys(self:Store,
+    numbers, # Sample numbers in [0, n), in the order wanted
+)->list: # Of `str`
+    """The names of samples, which WebDataset calls `__key__`: of shards, the common part of the names of members
+
+    A dataset in Redis has them if its samples were written with a `__key__`, in field `key.txt`. Raises
+    `UnknownField` if they are not stored."""
+    if 'key.txt' in self.fields: return self.get_many(numbers, 'key.txt', decode=True)['key.txt']
+    raise UnknownField(f'{self.name}: the keys of samples are not stored; they are if each sample has a `__key__` '
+                       'when it is written, as samples of tar_samples(files, key=True) have')
+
+@patch
+def key(self:Store,
+    i:int # Sample number
+)->str:
+    "The name of sample `i`; raises what `keys` raises"
+    return self.keys([i])[0]
+
+@patch
+def shard_url(self:Store,
+    i:int # Sample number
+)->str: # Without secrets
+    "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `UnknownField` without shards"
+    raise UnknownField(f'{self.name}: the samples are not in shards, so there is no URL of one')
+
 def has_keys(
     store:Store
 )->bool:
     "Can `keys` tell the names of the samples of a store?"
     return store.shards is not None or 'key.txt' in store.fields
+
+# %% ../../nbs/store/01_base.ipynb #e1ddda76
+@patch
+def __dir__(self:Store):
+    special = {name for name in object.__dir__(self) if name.startswith('__')}
+    others = [cls for cls in type(self).__mro__ if not cls.__module__.startswith('fastai_remote.')]
+    for_users = {name for cls in type(self).__mro__ for name in vars(cls).get('for_users', ())}
+    return sorted({*for_users, *special, *(name for cls in others for name in vars(cls))})
+
+@patch
+def __repr__(self:Store):
+    if not vars(self): return f'{type(self).__name__}(not opened)'   # `__init__` has failed
+    if self.not_read: return f'{type(self).__name__}({self.not_read}, not read yet)'
+    return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
+
+@patch
+def _repr_html_(self:Store):
+    "The table that Jupyter shows, HTML"
+    manifest = self.manifest
+    rows = {'samples':f'{len(self):,}', **{f:self.field_table.summary(f) for f in self.fields}}
+    rows |= {f'split {split}':f'{start:,} to {stop:,}' for split,(start,stop) in self.splits.items()}
+    rows['encoded'] = size_str(manifest.nbytes)
+    rows |= {f'{f} images':image_sizes_str(stats) for f,stats in manifest.stats.items()}
+    rows |= {'left out':f'{manifest.failed:,}' if manifest.failed else '', 'created':manifest.created}
+    return html_table(self.name, rows)
 
 # %% ../../nbs/store/01_base.ipynb #250917e3
 class MemoryReader(Store):
@@ -332,7 +354,7 @@ class MemoryReader(Store):
         def pick(column): return [column[i] for i in numbers.tolist()] if isinstance(column, list) else column[numbers]
         return {f:pick(self.columns[f]) for f in fields}
 
-# %% ../../nbs/store/01_base.ipynb #b964316c
+# %% ../../nbs/store/01_base.ipynb #62504f59
 def corrupt_value(
     store:Store,
     number:int, # Sample number
@@ -390,6 +412,7 @@ def decode(self:Store,
         raise corrupt_value(self, i, field, f'code {res}, but there are {len(labels)} labels', '')
     return labels[res]
 
+# %% ../../nbs/store/01_base.ipynb #909ebad0
 _samples_at_once,_bytes_at_once = 64,1<<25   # that a slice requests, roughly
 
 def _read_samples(store, numbers):
@@ -431,7 +454,7 @@ def __getitem__(self:Store,
     if not -len(self)<=number<len(self): raise IndexError(f'{self.name}: no sample {number}; there are {len(self)}')
     return _read_samples(self, [number%len(self)])[0]
 
-# %% ../../nbs/store/01_base.ipynb #7f995bff
+# %% ../../nbs/store/01_base.ipynb #e4b716bc
 HOW_TO_GET_STATS = ('they are gathered when images go in, and an edit that changes or drops images forgets them; '
                     'store.copy(…) writes a dataset that has them')
 
@@ -477,6 +500,7 @@ def mean_image(self:Store,
         raise CorruptSample(f'{self.name}: the mean image in its manifest is damaged: {e}') from None
     return image
 
+# %% ../../nbs/store/01_base.ipynb #3b30f870
 @patch
 def class_counts(self:Store,
     field:str='cls', # A field with labels

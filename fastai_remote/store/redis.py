@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import chain
 
 import redis
+from fastcore.basics import patch
 
 from ..core import CorruptSample, Manifest, MAX_MANIFEST, StoreError, StoreNotFound
 from ..core import StoreUnavailable, unseal
@@ -23,7 +24,7 @@ from .parts import StoredDataset
 from .redis_link import as_link, check_link_arguments, RedisLink
 from .redis_parts import PartRead, parts_of, why_no_parts
 
-# %% ../../nbs/store/08_redis.ipynb #fd91a1d5
+# %% ../../nbs/store/08_redis.ipynb #1952f665
 NAMES_KEY,USED_KEY = 'fastai_remote:names','fastai_remote:used'
 
 def home_of(
@@ -63,6 +64,7 @@ def read_failures(
                 raise CorruptSample(f'{name}: {key} has an entry {chunk[:20]!r}, where only numbers should be: damaged')
             yield from parse_failures(int(chunk), stored, f'{name}: {key}{advice}')
 
+# %% ../../nbs/store/08_redis.ipynb #d66d1b78
 def _stored_manifest(link, key):
     "The `bytes` at `key`, `None` if there is none; of a value that is too long for a manifest, only a part"
     return link.call(lambda client: client.getrange(key, 0, MAX_MANIFEST)) or None
@@ -102,6 +104,7 @@ def read_manifest(
         raise StoreNotFound(f'{link.url}: {name}: the manifest, key {key}, is gone: {_why_gone(link)}')
     raise StoreNotFound(f"{link.url}: no dataset {name!r}; there are: {', '.join(names) or 'none'}")
 
+# %% ../../nbs/store/08_redis.ipynb #bf607000
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
     try: policies = [memory.get('maxmemory_policy') for memory in link.memory()]
@@ -122,14 +125,7 @@ def _names(link):
     found = [link.send([('EXISTS', f'{home_of(name, tags)}:meta') for name in names]) for tags in (0,1)]
     return [name for name,*exists in zip(names, *found) if any(exists)]
 
-def _is_incomplete(values): return any(isinstance(some, list) and None in some for some in values.values())
-
-def _open_store(cls, **attributes):
-    "A store of class `cls` with these attributes"
-    store = new_store(cls)
-    store.__dict__.update(attributes)
-    return store
-
+# %% ../../nbs/store/08_redis.ipynb #3f880a24
 class RedisReader(StoredDataset):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
     for_users = 'names',
@@ -145,15 +141,6 @@ class RedisReader(StoredDataset):
         self._name,self._manifest,self._uid = name,None,None
         self._mean_bytes = {}   # of the values of each field in the last reply
         self._uid = self.manifest.uid
-
-    @classmethod
-    def names(cls,
-        url:str, # The server
-        **kwargs # As in `RedisReader`
-    )->list:
-        "Names of the datasets at `url`, sorted; raises `StoreUnavailable`"
-        url,kwargs = concealed(url),concealed(kwargs)
-        return _names(as_link(url, **kwargs))
 
     @property
     def name(self)->str:
@@ -176,44 +163,6 @@ class RedisReader(StoredDataset):
     def place_of(self, key): return f'{self.link.url}, the key {key}'
     def stored_bytes(self, key, n): return self.link.call(lambda client: client.getrange(key, 0, n-1)) or None
 
-    @property
-    def manifest_key(self)->str:
-        "The key of the manifest"
-        return f'{home_of(self._name, self.manifest.tags)}:meta'
-
-    def read_parts(self, requests, again=False):
-        """As in `StoredDataset`; what a replica lacks is read from the master
-
-        Raises `MissingSample` for a missing value of fixed width."""
-        if again: self.link.reconnect()
-        elif self.link.read_from=='replica':
-            with suppress(StoreNotFound):
-                found = self._request(requests, from_replica=True)
-                if not any(map(_is_incomplete, found)): return found
-        found = self._request(requests)
-        if any(map(_is_incomplete, found)):
-            self.check_version(is_missing=True)
-            for request,values in zip(requests, found): self._check_fixed(request, values)
-        return found
-
-    def _check_fixed(self, request, values):
-        "Raises `MissingSample` if one of `values` of a fixed-width field is missing"
-        for field in request.fields:
-            if self.manifest.fields.get(field, {}).get('dtype') is not None and isinstance(values[field], list):
-                raise_missing(self, request.numbers, field, values[field])
-
-    def _request(self, requests, from_replica=False):
-        """As `read_parts`, in one round trip, and also missing values of fixed width are `None`
-
-        Raises `StoreNotFound` if the dataset was replaced."""
-        head = self.manifest.head
-        reads = [PartRead(request, self.manifest, self.link, self._mean_bytes) for request in requests]
-        commands = [('GETRANGE', self.manifest_key, 0, len(head)-1)]
-        for read in reads: commands += read.commands
-        replies = iter(self.link.send(commands, from_replica=from_replica))
-        if (next(replies) or None) not in (head, self.later_head): self.check_version()
-        return [read.parse(replies) for read in reads]
-
     def check_rest(self):
         """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
@@ -225,51 +174,121 @@ class RedisReader(StoredDataset):
             yield from self._check_failures(part)
             yield from self.check_gaps(part)
 
-    def _check_names(self):
-        """Yields `(key, reason)` for what is wrong about the name of the dataset
-
-        The name must be listed in `NAMES_KEY`, and the name under which it was written in `USED_KEY`."""
-        if not self.link.call(lambda client: client.sismember(NAMES_KEY, self._name)):
-            yield NAMES_KEY,f'{self._name!r} is not in this set, from which names of datasets are listed'
-        written = self.parts[0].layout.prefix.split('@')[0]
-        if not self.link.call(lambda client: client.sismember(USED_KEY, written)):
-            yield USED_KEY,f'{written!r} is not in this set: a new dataset of this name might overwrite this one'
-
-    def _check_failures(self, part):
-        "Yields `(key, reason)` unless the failures of a `DatasetPart` can be read, and are as many as it has `failed`"
-        key = part.layout.failures
-        try: count = sum(1 for _ in read_failures(self.link, part.layout, self._name))
-        except CorruptSample as e: yield key,str(e)
-        else:
-            if count==part.failed: return
-            yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
-
-    def replaced_error(self,
-        exists:bool=True # Is there a dataset of this name now?
-    )->StoreNotFound:
-        """The error to raise when this is no longer the dataset that was opened
-
-        If there is none of this name now, it asks the server for the likely cause, which the message tells."""
-        note = self.link.export_note
-        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{note}')
-        return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
-                             f'{_why_gone(self.link)}; or it was renamed')
-
     @property
     def why_missing(self): return _why_gone(self.link)
     @property
     def not_read(self): return f'{self.link.url!r}, {self._name!r}' if self._manifest is None else ''
-    def worker_class(self)->type:
-        "The class with which workers read this dataset"
-        return type(self)
-    def opener(self):
-        state = {**self.__getstate__(), 'link':self.link.opener()}
-        return Opener(_open_store, self._name, cls=self.worker_class(), **state)
-    def failures(self):
-        "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
-        return chain.from_iterable(read_failures(self.link, part.layout, self.name) for part in self.parts)
     def __getstate__(self):
         return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None, _mean_bytes={})
     def _repr_html_(self):
         row = f'</th></tr><tr><td>server</td><td>{self.link.url}</td>'
         return super()._repr_html_().replace('</th>', row, 1)
+
+# %% ../../nbs/store/08_redis.ipynb #7326c14c
+def _open_store(cls, **attributes):
+    "A store of class `cls` with these attributes"
+    store = new_store(cls)
+    store.__dict__.update(attributes)
+    return store
+
+@patch(cls_method=True)
+def names(cls:RedisReader,
+    url:str, # The server
+    **kwargs # As in `RedisReader`
+)->list:
+    "Names of the datasets at `url`, sorted; raises `StoreUnavailable`"
+    url,kwargs = concealed(url),concealed(kwargs)
+    return _names(as_link(url, **kwargs))
+
+@patch(as_prop=True)
+def manifest_key(self:RedisReader)->str:
+    "The key of the manifest"
+    return f'{home_of(self._name, self.manifest.tags)}:meta'
+
+@patch
+def replaced_error(self:RedisReader,
+    exists:bool=True # Is there a dataset of this name now?
+)->StoreNotFound:
+    """The error to raise when this is no longer the dataset that was opened
+
+    If there is none of this name now, it asks the server for the likely cause, which the message tells."""
+    note = self.link.export_note
+    if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{note}')
+    return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
+                         f'{_why_gone(self.link)}; or it was renamed')
+
+@patch
+def worker_class(self:RedisReader)->type:
+    "The class with which workers read this dataset"
+    return type(self)
+
+@patch
+def opener(self:RedisReader):
+    state = {**self.__getstate__(), 'link':self.link.opener()}
+    return Opener(_open_store, self._name, cls=self.worker_class(), **state)
+
+@patch
+def failures(self:RedisReader):
+    "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
+    return chain.from_iterable(read_failures(self.link, part.layout, self.name) for part in self.parts)
+
+# %% ../../nbs/store/08_redis.ipynb #239e0c79
+def _is_incomplete(values): return any(isinstance(some, list) and None in some for some in values.values())
+
+@patch
+def read_parts(self:RedisReader, requests, again=False):
+    """As in `StoredDataset`; what a replica lacks is read from the master
+
+    Raises `MissingSample` for a missing value of fixed width."""
+    if again: self.link.reconnect()
+    elif self.link.read_from=='replica':
+        with suppress(StoreNotFound):
+            found = self._request(requests, from_replica=True)
+            if not any(map(_is_incomplete, found)): return found
+    found = self._request(requests)
+    if any(map(_is_incomplete, found)):
+        self.check_version(is_missing=True)
+        for request,values in zip(requests, found): self._check_fixed(request, values)
+    return found
+
+@patch
+def _check_fixed(self:RedisReader, request, values):
+    "Raises `MissingSample` if one of `values` of a fixed-width field is missing"
+    for field in request.fields:
+        if self.manifest.fields.get(field, {}).get('dtype') is not None and isinstance(values[field], list):
+            raise_missing(self, request.numbers, field, values[field])
+
+@patch
+def _request(self:RedisReader, requests, from_replica=False):
+    """As `read_parts`, in one round trip, and also missing values of fixed width are `None`
+
+    Raises `StoreNotFound` if the dataset was replaced."""
+    head = self.manifest.head
+    reads = [PartRead(request, self.manifest, self.link, self._mean_bytes) for request in requests]
+    commands = [('GETRANGE', self.manifest_key, 0, len(head)-1)]
+    for read in reads: commands += read.commands
+    replies = iter(self.link.send(commands, from_replica=from_replica))
+    if (next(replies) or None) not in (head, self.later_head): self.check_version()
+    return [read.parse(replies) for read in reads]
+
+# %% ../../nbs/store/08_redis.ipynb #1c5292c6
+@patch
+def _check_names(self:RedisReader):
+    """Yields `(key, reason)` for what is wrong about the name of the dataset
+
+    The name must be listed in `NAMES_KEY`, and the name under which it was written in `USED_KEY`."""
+    if not self.link.call(lambda client: client.sismember(NAMES_KEY, self._name)):
+        yield NAMES_KEY,f'{self._name!r} is not in this set, from which names of datasets are listed'
+    written = self.parts[0].layout.prefix.split('@')[0]
+    if not self.link.call(lambda client: client.sismember(USED_KEY, written)):
+        yield USED_KEY,f'{written!r} is not in this set: a new dataset of this name might overwrite this one'
+
+@patch
+def _check_failures(self:RedisReader, part):
+    "Yields `(key, reason)` unless the failures of a `DatasetPart` can be read, and are as many as it has `failed`"
+    key = part.layout.failures
+    try: count = sum(1 for _ in read_failures(self.link, part.layout, self._name))
+    except CorruptSample as e: yield key,str(e)
+    else:
+        if count==part.failed: return
+        yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'

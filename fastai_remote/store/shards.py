@@ -29,7 +29,7 @@ from .shard_index import INDEX_FOLDER, ShardManifest, ShardTable, TABLE_FILE
 from .shard_part import read_shards, ShardPart
 from .storage import as_storage, Storage
 
-# %% ../../nbs/store/18_shards.ipynb #231b0257
+# %% ../../nbs/store/18_shards.ipynb #c2cc0057
 def _file_of(key): return f'{INDEX_FOLDER}/{key}' if TABLE_FILE.fullmatch(key) else key
 
 def _find_manifest(storage, homes):
@@ -73,28 +73,7 @@ def _unpacked_table(manifest, where):
     if n==expected: return table
     raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
 
-_MAX_ADDED = 1<<22   # shards of all added parts together
-
-def _added_part(store, number, opened):
-    """The `ShardPart` with the values of an edit or of added fields; `opened` are the parts that are open already
-
-    Raises `CorruptSample` for a damaged table, or if all parts together have too many shards."""
-    entry,known = store.manifest.added[number-1],store.manifest.fields
-    try:
-        table = ShardTable.unpack(entry['shards'])
-        if sum(len(part.table) for part in opened if part.folder)+len(table)>_MAX_ADDED: raise ValueError('too many')
-    except (ValueError,KeyError,TypeError) as e:
-        raise CorruptSample(f'{store.name}: a damaged table of shards of part {number}: {e}') from None
-    names = [name for field in entry['fields'] for name in (field,f'{field}.crc') if name in known]
-    return ShardPart(store, f'{INDEX_FOLDER}/', {name:known[name] for name in names}, table, store.storage)
-
-def _added_parts(store):
-    "Yields `(name for messages, ShardPart)` of each part but the first; the error if it cannot be opened"
-    for number,entry in enumerate(store.manifest.added, 1):
-        if not entry: continue
-        try: yield f'part {number}',store.part(number)
-        except StoreError as e: yield f'part {number}',e
-
+# %% ../../nbs/store/18_shards.ipynb #a404cf2e
 class ShardReader(StoredDataset):
     """A dataset in tar shards, in a folder on a disk or on object storage
 
@@ -136,89 +115,7 @@ class ShardReader(StoredDataset):
         if cache_size is not None and cache and is_needed:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
-    def read_manifest(self):
-        """The manifest, with empty `shards`, as the property `shards` has the table; sets `_table`, `_home` and `_uid`
-
-        Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
-        given, `UnsupportedFormat`, `CorruptSample`."""
-        homes = (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/')
-        manifest,self._home,where = _find_manifest(self.storage, homes)
-        self._is_index = self._home!=''
-        if self._uid not in (None, manifest.uid): raise self.replaced_error()
-        self._table = _unpacked_table(manifest, where)
-        if self._uid is not None or manifest.uid: self._uid = manifest.uid
-        if re.search(r'[/\\\0]', manifest.prefix):
-            raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
-        if manifest.base and self._shards_storage is None:
-            raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
-                                f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
-                                f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
-        return manifest
-
     # What is read with the manifest
-
-    @property
-    def origin(self)->str:
-        "The address of the folder of the shards, without secrets"
-        return self.tars.address
-
-    @property
-    def manifest_key(self)->str:
-        "Path of the manifest: `manifest.json`, or in `INDEX_FOLDER` among shards of others"
-        return self.manifest and f'{self._home}manifest.json'
-
-    def place_of(self, key): return f'{self.storage.url}/{_file_of(key)}'
-    def stored_bytes(self, key, n): return self.storage.ranges([_file_of(key)], [0], [n])[0]
-
-    def check_runs(self, tables):
-        """As in `StoredDataset`
-
-        In the table of shards, samples have their numbers in the dataset, whatever the runs of part 0 say."""
-        added = [entry.get('fields', ()) for entry in self.manifest.added]
-        used = [np.unique(table.parts).tolist() for table in tables]
-        for k,table in enumerate(tables):
-            table.firsts = np.where(table.parts==0, table.starts, table.firsts)
-            if not table.parts.any(): tables[k] = RunTable.whole(table.n)
-        for field,column in self.manifest.runs['columns'].items():
-            for part in filter(None, used[column]):
-                is_there = part<=len(added) and field.removesuffix('.crc') in added[part-1]
-                if not is_there and field in self.manifest.fields: return f'no part {part} with {field!r}'
-        return ''
-
-    def part(self, number):
-        """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.added`, counted from 1
-
-        Each process has its own. Raises `CorruptSample`."""
-        if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
-        parts = self._opened[1]
-        if number in parts: return parts[number]
-        if number: new = _added_part(self, number, list(parts.values()))
-        else: new = ShardPart(self, '', self.manifest.fields, self.table, self.tars, self.manifest.gaps)
-        return parts.setdefault(number, new)
-
-    @property
-    def table(self)->ShardTable:
-        "The table of shards as they are stored, with samples that were dropped"
-        return self.manifest and self._table
-
-    @property
-    def shards(self)->ShardTable:
-        "The table of shards, with the numbers of samples that the dataset has of each"
-        if self.gaps is None: return self.table
-        if self._shards is None: self._shards = self.table.without(self.gaps)
-        return self._shards
-
-    @property
-    def gaps(self)->GapTable:
-        """The places of samples that were dropped, numbered over all shards; `None` if none was
-
-        Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
-        return self.gap_table(self.part(0)) if self.manifest.gaps else None
-
-    @property
-    def tars(self)->Storage:
-        "The folder of the shards"
-        return self._shards_storage or self.storage
 
     @property
     def unchecked(self)->list:
@@ -231,23 +128,7 @@ class ShardReader(StoredDataset):
         return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again{note}')
 
     @property
-    def cache(self)->FileCache:
-        "The cache of whole shards, or None"
-        if self._cache is None:
-            cache = self._cache_setting
-            if cache is True: cache = FileCache() if self.table.raw is not None or not self.tars.local else None
-            elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
-            self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
-        return self._cache[0]
-
-    @property
     def not_read(self): return repr(self.storage.url) if self._manifest is None else ''
-    def opener(self):
-        setting = self._cache_setting
-        cache = setting.opener() if isinstance(setting, FileCache) else setting
-        shards = self._shards_storage and self._shards_storage.opener()
-        return Opener(ShardReader, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid,
-                      shards_url=shards)
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
                     _uid=self._uid, copies_local=self.copies_local, _cache=None, _is_index=self._is_index)
@@ -257,7 +138,98 @@ class ShardReader(StoredDataset):
         shards = f'<tr><td>shards</td><td>{len(table):,}, {size_str(int(table.size.sum()))}</td>'
         return super()._repr_html_().replace('</th>', f'</th></tr>{folder}{shards}', 1)
 
-# %% ../../nbs/store/18_shards.ipynb #693a93f3
+# %% ../../nbs/store/18_shards.ipynb #37684cf0
+@patch
+def read_manifest(self:ShardReader):
+    """The manifest, with empty `shards`, as the property `shards` has the table; sets `_table`, `_home` and `_uid`
+
+    Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
+    given, `UnsupportedFormat`, `CorruptSample`."""
+    homes = (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/')
+    manifest,self._home,where = _find_manifest(self.storage, homes)
+    self._is_index = self._home!=''
+    if self._uid not in (None, manifest.uid): raise self.replaced_error()
+    self._table = _unpacked_table(manifest, where)
+    if self._uid is not None or manifest.uid: self._uid = manifest.uid
+    if re.search(r'[/\\\0]', manifest.prefix):
+        raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
+    if manifest.base and self._shards_storage is None:
+        raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
+                            f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
+                            f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
+    return manifest
+
+@patch(as_prop=True)
+def table(self:ShardReader)->ShardTable:
+    "The table of shards as they are stored, with samples that were dropped"
+    return self.manifest and self._table
+
+@patch(as_prop=True)
+def shards(self:ShardReader)->ShardTable:
+    "The table of shards, with the numbers of samples that the dataset has of each"
+    if self.gaps is None: return self.table
+    if self._shards is None: self._shards = self.table.without(self.gaps)
+    return self._shards
+
+@patch(as_prop=True)
+def gaps(self:ShardReader)->GapTable:
+    """The places of samples that were dropped, numbered over all shards; `None` if none was
+
+    Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
+    return self.gap_table(self.part(0)) if self.manifest.gaps else None
+
+# %% ../../nbs/store/18_shards.ipynb #b305deed
+_MAX_ADDED = 1<<22   # shards of all added parts together
+
+def _added_part(store, number, opened):
+    """The `ShardPart` with the values of an edit or of added fields; `opened` are the parts that are open already
+
+    Raises `CorruptSample` for a damaged table, or if all parts together have too many shards."""
+    entry,known = store.manifest.added[number-1],store.manifest.fields
+    try:
+        table = ShardTable.unpack(entry['shards'])
+        if sum(len(part.table) for part in opened if part.folder)+len(table)>_MAX_ADDED: raise ValueError('too many')
+    except (ValueError,KeyError,TypeError) as e:
+        raise CorruptSample(f'{store.name}: a damaged table of shards of part {number}: {e}') from None
+    names = [name for field in entry['fields'] for name in (field,f'{field}.crc') if name in known]
+    return ShardPart(store, f'{INDEX_FOLDER}/', {name:known[name] for name in names}, table, store.storage)
+
+def _added_parts(store):
+    "Yields `(name for messages, ShardPart)` of each part but the first; the error if it cannot be opened"
+    for number,entry in enumerate(store.manifest.added, 1):
+        if not entry: continue
+        try: yield f'part {number}',store.part(number)
+        except StoreError as e: yield f'part {number}',e
+
+@patch
+def part(self:ShardReader, number):
+    """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.added`, counted from 1
+
+    Each process has its own. Raises `CorruptSample`."""
+    if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
+    parts = self._opened[1]
+    if number in parts: return parts[number]
+    if number: new = _added_part(self, number, list(parts.values()))
+    else: new = ShardPart(self, '', self.manifest.fields, self.table, self.tars, self.manifest.gaps)
+    return parts.setdefault(number, new)
+
+@patch
+def check_runs(self:ShardReader, tables):
+    """As in `StoredDataset`
+
+    In the table of shards, samples have their numbers in the dataset, whatever the runs of part 0 say."""
+    added = [entry.get('fields', ()) for entry in self.manifest.added]
+    used = [np.unique(table.parts).tolist() for table in tables]
+    for k,table in enumerate(tables):
+        table.firsts = np.where(table.parts==0, table.starts, table.firsts)
+        if not table.parts.any(): tables[k] = RunTable.whole(table.n)
+    for field,column in self.manifest.runs['columns'].items():
+        for part in filter(None, used[column]):
+            is_there = part<=len(added) and field.removesuffix('.crc') in added[part-1]
+            if not is_there and field in self.manifest.fields: return f'no part {part} with {field!r}'
+    return ''
+
+# %% ../../nbs/store/18_shards.ipynb #65f08b71
 @patch
 def read_parts(self:ShardReader, requests, again=False):
     """As in `StoredDataset`: with `again`, copies of the shards are removed from the cache
@@ -306,7 +278,47 @@ def check_rest(self:ShardReader):
         if isinstance(part, StoreError): yield what,str(part)
         else: yield from damaged_parts(part)
 
-# %% ../../nbs/store/18_shards.ipynb #26caab96
+# %% ../../nbs/store/18_shards.ipynb #8072c493
+@patch(as_prop=True)
+def origin(self:ShardReader)->str:
+    "The address of the folder of the shards, without secrets"
+    return self.tars.address
+
+@patch(as_prop=True)
+def manifest_key(self:ShardReader)->str:
+    "Path of the manifest: `manifest.json`, or in `INDEX_FOLDER` among shards of others"
+    return self.manifest and f'{self._home}manifest.json'
+
+@patch
+def place_of(self:ShardReader, key): return f'{self.storage.url}/{_file_of(key)}'
+
+@patch
+def stored_bytes(self:ShardReader, key, n): return self.storage.ranges([_file_of(key)], [0], [n])[0]
+
+@patch(as_prop=True)
+def tars(self:ShardReader)->Storage:
+    "The folder of the shards"
+    return self._shards_storage or self.storage
+
+@patch(as_prop=True)
+def cache(self:ShardReader)->FileCache:
+    "The cache of whole shards, or None"
+    if self._cache is None:
+        cache = self._cache_setting
+        if cache is True: cache = FileCache() if self.table.raw is not None or not self.tars.local else None
+        elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
+        self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
+    return self._cache[0]
+
+@patch
+def opener(self:ShardReader):
+    setting = self._cache_setting
+    cache = setting.opener() if isinstance(setting, FileCache) else setting
+    shards = self._shards_storage and self._shards_storage.opener()
+    return Opener(ShardReader, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid,
+                  shards_url=shards)
+
+# %% ../../nbs/store/18_shards.ipynb #7880e70a
 @patch
 def prefetch(self:ShardReader,
     shards:list, # Numbers of shards, in the order in which they will be used
@@ -337,6 +349,7 @@ def check_cache(self:ShardReader,
     for part in (self.part(0), *(part for _,part in _added_parts(self) if not isinstance(part, StoreError))):
         part.check_cache(max(1, workers), each)
 
+# %% ../../nbs/store/18_shards.ipynb #a11c2259
 @patch
 def shuffle_quality(self:ShardReader,
     interleave:int=4, # Shards that are shuffled together; `None`: all of them
@@ -362,6 +375,7 @@ def shuffle_quality(self:ShardReader,
         return [-1 if code is None else code for code in self.get_many(numbers, spec)[spec]]
     return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
 
+# %% ../../nbs/store/18_shards.ipynb #398a3ee7
 @patch
 def wids_index(self:ShardReader,
     split:str=None, # Only the shards of this split; default: all

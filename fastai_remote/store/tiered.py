@@ -26,7 +26,7 @@ from .redis import RedisReader
 from .redis_layout import key_layout
 from .redis_link import as_link, fill_places, RedisLink
 
-# %% ../../nbs/store/19_tiered.ipynb #21c2a2a8
+# %% ../../nbs/store/19_tiered.ipynb #3b6ed0e9
 _PIPELINE_BYTES = 1<<22   # bytes written in one round trip
 _VALUE_OVERHEAD = 200   # bytes of Python's objects for each value that waits
 _LONGEST_PAUSE = 60.   # seconds that Redis is left alone after a failure
@@ -73,62 +73,6 @@ class _ValueCache:
         else: what = 'Redis takes no samples; it is tried again'
         warnings.warn(f'{self.name}: {what} from time to time: {error}', stacklevel=2)
 
-    def request(self, commands):
-        """The replies to `commands`, as those of `RedisLink.send`; None if Redis fails, or is left alone for a while
-
-        Redis has also failed if the dataset in it, of which this uses the keys, is not the same any more."""
-        if self.is_paused('read'): return
-        if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
-        try:
-            replies = self.link.send(commands)
-            if self.guard and replies.pop(0)!=self.guard[1]:
-                name = self.guard[0].removesuffix(':meta').strip('{}')
-                raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
-        except StoreError as e:
-            self.failed('read', e)
-            return
-        self.succeeded('read')
-        return replies
-
-    def values(self, keys):
-        "The values of `keys`, a list, in their order; None for each that Redis lacks, and for all if it fails"
-        commands,places = self.link.value_reads(keys, self.mean_bytes)
-        replies = self.request(commands)
-        if replies is None: return [None]*len(keys)
-        values = fill_places(len(keys), places, iter(replies))
-        found = [len(value) for value in values if value is not None]
-        if found: self.mean_bytes = sum(found)/len(found)
-        return values
-
-    def put(self, items):
-        "Have `(key, value)` pairs written; those beyond the limit, and all while Redis is left alone, are dropped"
-        if self.is_paused('read') or self.is_paused('write'): return
-        queued = []
-        with self.lock:
-            for key,value in items:
-                if self.size+len(value)+_VALUE_OVERHEAD>self.limit: continue
-                queued.append((key, value))
-                self.size += len(value)+_VALUE_OVERHEAD
-        try:
-            if queued: self.executor.submit(self._write, queued)
-        except RuntimeError: self._forget(queued)   # the process ends, or the system has no thread left
-
-    def _forget(self, items):
-        with self.lock: self.size -= sum(len(value)+_VALUE_OVERHEAD for _,value in items)
-
-    def _write(self, items):
-        "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, the rest is dropped"
-        expiry = () if self.ttl is None else ('PX', max(1, int(1000*self.ttl)))
-        try:
-            for piece in _pieces(items):
-                if self.is_paused('write'): return
-                self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
-                self.link.send([('SET', key, value, *expiry) for key,value in piece], timeout=self.write_timeout)
-                self.succeeded('write')
-        except RuntimeError: pass
-        except StoreError as e: self.failed('write', e)
-        finally: self._forget(items)
-
     def flush(self, timeout):
         """Wait until what was `put` so far has been written or dropped, for at most `timeout` seconds
 
@@ -136,6 +80,69 @@ class _ValueCache:
         if not self.size: return True
         last = self.executor.submit(int)   # the thread does one after the other
         return not wait([last], timeout).not_done
+
+# %% ../../nbs/store/19_tiered.ipynb #add679b4
+@patch
+def request(self:_ValueCache, commands):
+    """The replies to `commands`, as those of `RedisLink.send`; None if Redis fails, or is left alone for a while
+
+    Redis has also failed if the dataset in it, of which this uses the keys, is not the same any more."""
+    if self.is_paused('read'): return
+    if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
+    try:
+        replies = self.link.send(commands)
+        if self.guard and replies.pop(0)!=self.guard[1]:
+            name = self.guard[0].removesuffix(':meta').strip('{}')
+            raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
+    except StoreError as e:
+        self.failed('read', e)
+        return
+    self.succeeded('read')
+    return replies
+
+@patch
+def values(self:_ValueCache, keys):
+    "The values of `keys`, a list, in their order; None for each that Redis lacks, and for all if it fails"
+    commands,places = self.link.value_reads(keys, self.mean_bytes)
+    replies = self.request(commands)
+    if replies is None: return [None]*len(keys)
+    values = fill_places(len(keys), places, iter(replies))
+    found = [len(value) for value in values if value is not None]
+    if found: self.mean_bytes = sum(found)/len(found)
+    return values
+
+# %% ../../nbs/store/19_tiered.ipynb #c6cf1ab4
+@patch
+def put(self:_ValueCache, items):
+    "Have `(key, value)` pairs written; those beyond the limit, and all while Redis is left alone, are dropped"
+    if self.is_paused('read') or self.is_paused('write'): return
+    queued = []
+    with self.lock:
+        for key,value in items:
+            if self.size+len(value)+_VALUE_OVERHEAD>self.limit: continue
+            queued.append((key, value))
+            self.size += len(value)+_VALUE_OVERHEAD
+    try:
+        if queued: self.executor.submit(self._write, queued)
+    except RuntimeError: self._forget(queued)   # the process ends, or the system has no thread left
+
+@patch
+def _forget(self:_ValueCache, items):
+    with self.lock: self.size -= sum(len(value)+_VALUE_OVERHEAD for _,value in items)
+
+@patch
+def _write(self:_ValueCache, items):
+    "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, the rest is dropped"
+    expiry = () if self.ttl is None else ('PX', max(1, int(1000*self.ttl)))
+    try:
+        for piece in _pieces(items):
+            if self.is_paused('write'): return
+            self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
+            self.link.send([('SET', key, value, *expiry) for key,value in piece], timeout=self.write_timeout)
+            self.succeeded('write')
+    except RuntimeError: pass
+    except StoreError as e: self.failed('write', e)
+    finally: self._forget(items)
 
 def _pieces(items):
     "Divides a list of `(key, value)` into lists of about `_PIPELINE_BYTES`"
@@ -153,7 +160,7 @@ def _flush_at_exit(ref, timeout=1.):
     with suppress(RuntimeError):   # in the main process, threads have ended by now
         if cache is not None: cache.flush(timeout)
 
-# %% ../../nbs/store/19_tiered.ipynb #782d9ba8
+# %% ../../nbs/store/19_tiered.ipynb #5c19444d
 _SLOTS = 256   # rows of counters, which forked processes share
 
 class _StoreAbove(Store):
@@ -183,6 +190,7 @@ class _StoreAbove(Store):
     def shard_url(self, i): return self.store.shard_url(i)
     def presence(self, field): return self.store.presence(field)
 
+# %% ../../nbs/store/19_tiered.ipynb #0b4fb54a
 class TieredReader(_StoreAbove):
     """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
 
@@ -236,35 +244,40 @@ class TieredReader(_StoreAbove):
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
 
-    @property
-    def _redis(self)->_ValueCache:
-        "What this process knows about Redis"
-        process = os.getpid()
-        state = self._states.get(process)
-        if state is None:
-            state = self._states.setdefault(process, _ValueCache(self))
-            for other in list(self._states):
-                if other!=process: self._states.pop(other, None)   # the queue of a parent is written by the parent
-        return state
+# %% ../../nbs/store/19_tiered.ipynb #41512765
+@patch(as_prop=True)
+def _redis(self:TieredReader)->_ValueCache:
+    "What this process knows about Redis"
+    process = os.getpid()
+    state = self._states.get(process)
+    if state is None:
+        state = self._states.setdefault(process, _ValueCache(self))
+        for other in list(self._states):
+            if other!=process: self._states.pop(other, None)   # the queue of a parent is written by the parent
+    return state
 
-    @property
-    def _kept_fields(self): return [f for f in self.fields if self._is_kept(f)]
-    def _is_kept(self, field):
-        "Are values of `field` kept in Redis? Only those that differ in length and have checksums"
-        fields = self.manifest.fields
-        return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
-    def _keys(self, fields, ids):
-        "The keys of the values of `ids`, sample numbers: those of the first field, then those of the next, a list"
-        layout = key_layout(self.prefix, self.tags)
-        return [key for f in fields for key in layout.values(f, ids)]
+@patch(as_prop=True)
+def _kept_fields(self:TieredReader): return [f for f in self.fields if self._is_kept(f)]
 
-    @property
-    def hits(self)->dict: # `{'from_redis': …, 'from_shards': …}`
-        """How many values of fields that Redis keeps were read, by this object here and in all processes forked since
+@patch
+def _is_kept(self:TieredReader, field):
+    "Are values of `field` kept in Redis? Only those that differ in length and have checksums"
+    fields = self.manifest.fields
+    return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
 
-        Redis keeps no values of fixed width, such as numbers, and these are not counted. Values that a sample lacks
-        count as from the shards."""
-        return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
+@patch
+def _keys(self:TieredReader, fields, ids):
+    "The keys of the values of `ids`, sample numbers: those of the first field, then those of the next, a list"
+    layout = key_layout(self.prefix, self.tags)
+    return [key for f in fields for key in layout.values(f, ids)]
+
+@patch(as_prop=True)
+def hits(self:TieredReader)->dict: # `{'from_redis': …, 'from_shards': …}`
+    """How many values of fields that Redis keeps were read, by this object here and in all processes forked since
+
+    Redis keeps no values of fixed width, such as numbers, and these are not counted. Values that a sample lacks
+    count as from the shards."""
+    return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
 def _prefix_of(store):
     """First part of the keys: name, and a checksum of the identifier and of the address
@@ -279,7 +292,44 @@ def _open_store(**state):
     store.__setstate__(state)
     return store
 
-# %% ../../nbs/store/19_tiered.ipynb #cb1c1156
+# %% ../../nbs/store/19_tiered.ipynb #4569c176
+@patch
+def _check_copy(self:TieredReader, copy, n=64):
+    """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
+
+    Compares the number of samples, the entries of the fields that Redis keeps, and, by their checksums, values of up
+    to `n` samples. If Redis keeps any field, at least one of these values must be there, as nothing else tells that it
+    is a copy of this dataset, and of those that are, 90 % must be the same. Raises `StoreUnavailable`, and what
+    reading the checksums from the shards raises."""
+    fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
+    if copy.manifest.parts or copy.manifest.gaps:
+        raise ValueError(f'{what}: it was appended to or edited, or samples failed; copy it, by {copy.name}.copy(…)')
+    if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
+    different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
+    if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')
+    if not fields: return   # Redis keeps no values of this dataset
+    numbers = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
+    checksums = self.store.read_values(numbers, [f'{f}.crc' for f in fields])
+    checksums = np.concatenate(list(checksums.values()))
+    values = copy.link.send([('GET', key) for key in self._keys(fields, numbers.tolist())])
+    there = [k for k,value in enumerate(values) if value is not None]
+    if not there:
+        raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, '
+                         f'so that nobody can tell whether it is a copy of {self.name}: copy it again')
+    same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
+    if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
+
+@patch
+def _repr_html_(self:TieredReader):
+    held,hits = self.held(),self.hits
+    rows = {'Redis':self.link.url}
+    rows['held there'] = 'not known: it does not answer' if held is None else f'{100*held:.0f}% of the samples'
+    if sum(hits.values()):
+        rows['values read'] = f"{hits['from_redis']:,} from Redis, {hits['from_shards']:,} from the shards"
+    added = html_table('', rows).split('</th></tr>')[1].removesuffix('</table>')
+    return self.store._repr_html_().replace('</th></tr>', f'</th></tr>{added}', 1)
+
+# %% ../../nbs/store/19_tiered.ipynb #7f6332b6
 @patch
 def read_values(self:TieredReader, numbers, fields):
     """As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards
@@ -332,6 +382,14 @@ def _fetch_shards_of(self:TieredReader, numbers):
         self.store.prefetch([shard for shard in shards if not state.held[shard]], wait)
 
 @patch
+def flush(self:TieredReader,
+    timeout:float=10., # Seconds to wait
+)->bool: # Is nothing left?
+    "Wait until the values in this process's queue have been written to Redis, or given up"
+    return self._redis.flush(timeout)
+
+# %% ../../nbs/store/19_tiered.ipynb #46de1b1e
+@patch
 def check_rest(self:TieredReader, step:int=512):
     """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
@@ -355,13 +413,6 @@ def _check_kept(self:TieredReader, field, numbers):
                        'it is read from the shards again')
     if damaged:
         with suppress(StoreError): self.read_values(numbers[damaged], [field])
-
-@patch
-def flush(self:TieredReader,
-    timeout:float=10., # Seconds to wait
-)->bool: # Is nothing left?
-    "Wait until the values in this process's queue have been written to Redis, or given up"
-    return self._redis.flush(timeout)
 
 # %% ../../nbs/store/19_tiered.ipynb #115ff5aa
 _SAMPLES_PER_SHARD = 8   # looked for in Redis, to decide whether it holds a shard
@@ -412,7 +463,7 @@ def _which_shards_are_held(self:TieredReader, shards):
     if is_held is None: return dict.fromkeys(shards, False)
     return dict(zip(shards, (is_held.reshape(-1, n).sum(1)>=n-1).tolist()))
 
-# %% ../../nbs/store/19_tiered.ipynb #0dfde285
+# %% ../../nbs/store/19_tiered.ipynb #949ace1f
 @patch
 def warm(self:TieredReader,
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
@@ -453,39 +504,3 @@ def clear(self:TieredReader,
     for start in range(0, len(self), step):
         keys = self._keys(self._kept_fields, range(start, min(start+step, len(self))))
         self.link.send([('UNLINK', key) for key in keys])
-
-@patch
-def _check_copy(self:TieredReader, copy, n=64):
-    """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
-
-    Compares the number of samples, the entries of the fields that Redis keeps, and, by their checksums, values of up
-    to `n` samples. If Redis keeps any field, at least one of these values must be there, as nothing else tells that it
-    is a copy of this dataset, and of those that are, 90 % must be the same. Raises `StoreUnavailable`, and what
-    reading the checksums from the shards raises."""
-    fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
-    if copy.manifest.parts or copy.manifest.gaps:
-        raise ValueError(f'{what}: it was appended to or edited, or samples failed; copy it, by {copy.name}.copy(…)')
-    if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
-    different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
-    if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')
-    if not fields: return   # Redis keeps no values of this dataset
-    numbers = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
-    checksums = self.store.read_values(numbers, [f'{f}.crc' for f in fields])
-    checksums = np.concatenate(list(checksums.values()))
-    values = copy.link.send([('GET', key) for key in self._keys(fields, numbers.tolist())])
-    there = [k for k,value in enumerate(values) if value is not None]
-    if not there:
-        raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, '
-                         f'so that nobody can tell whether it is a copy of {self.name}: copy it again')
-    same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
-    if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
-
-@patch
-def _repr_html_(self:TieredReader):
-    held,hits = self.held(),self.hits
-    rows = {'Redis':self.link.url}
-    rows['held there'] = 'not known: it does not answer' if held is None else f'{100*held:.0f}% of the samples'
-    if sum(hits.values()):
-        rows['values read'] = f"{hits['from_redis']:,} from Redis, {hits['from_shards']:,} from the shards"
-    added = html_table('', rows).split('</th></tr>')[1].removesuffix('</table>')
-    return self.store._repr_html_().replace('</th></tr>', f'</th></tr>{added}', 1)
