@@ -110,7 +110,7 @@ class FailureLimit:
         return int(self.max_failed) if self.is_count else int(round(float(self.max_failed)*n, 6))
 
     def _is_final(self, report, n):
-        "Is it known that too many have failed, if more have than are allowed of those that came? As `check` says"
+        "Is it certain that more will have failed than may, where more have failed than may of the samples so far?"
         if n: return report.written>0 or report.failed<n   # if all failed, `commit_ingest` raises an error
         if self.is_count: return True
         return self.max_failed is None and report.failed>max(100, (report.written+report.failed)/10)
