@@ -323,7 +323,7 @@ def _fields_of(storage, names, vocab, n=100):
 def _plan_fields(first, vocab):
     """Returns the fields as a plan has them, `{field: entry}`, from `first`, `{field: value}`, and the plan's `vocab`
 
-    A field with a name of numbers whose value is no number has text, or bytes."""
+    In tars of others, a field such as `id` may hold text or bytes where we would store a number: it keeps them."""
     fields = {}
     for field,value in first.items():
         codec = get_codec(field)

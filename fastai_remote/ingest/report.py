@@ -109,6 +109,12 @@ class FailureLimit:
         if self.max_failed is None: return min(max(10, n//100), max(1, n//10))
         return int(self.max_failed) if self.is_count else int(round(float(self.max_failed)*n, 6))
 
+    def _is_final(self, report, n):
+        "Is it certain that more will have failed than may, where more have failed than may of the samples so far?"
+        if n: return report.written>0 or report.failed<n   # if all failed, `commit_ingest` raises an error
+        if self.is_count: return True
+        return self.max_failed is None and report.failed>max(100, (report.written+report.failed)/10)
+
     def check(self,
         writer:Writer, # Of the ingest
         report:IngestReport, # What was written so far, and what failed
@@ -121,10 +127,8 @@ class FailureLimit:
         have failed; it never raises if the limit is a fraction of an unknown `n`, or if all `n` samples failed, for
         which `commit_ingest` raises an error."""
         seen = report.written+report.failed
-        if not n and not self.is_count and (self.max_failed is not None or report.failed<=max(100, seen/10)): return
-        if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
         allowed = self.allowed(n or seen)
-        if report.failed<=allowed: return
+        if report.failed<=allowed or not self._is_final(report, n): return
         limit = 'by default 1% or 10, and at most a tenth' if self.max_failed is None else self.max_failed
         report.failures = list(islice(writer.failures(), SHOWN_FAILURES))
         causes = [f'{sample}: {reason}' for sample,reason in report.failures[:5]]

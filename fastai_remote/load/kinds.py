@@ -135,8 +135,8 @@ def _image(choice, img_cls=None):
 
 def _image_or_mask(choice):
     "Reads an image; without a store, which would tell whether it is a mask, `MaskCodes` finds out later"
-    is_open = choice.store is None and choice.field is not None and choice.img_cls is None
-    return [_image(choice), MaskCodes(True)] if is_open else [_image(choice)]
+    is_undecided = choice.store is None and choice.field is not None and choice.img_cls is None
+    return [_image(choice), MaskCodes(True)] if is_undecided else [_image(choice)]
 
 def _value(choice, *tfms, convert=None): return [Fetch(choice.field, choice.store, convert=convert), *tfms]
 

@@ -134,8 +134,10 @@ def _place(self:SortedWindows, batch):
 
     Returns `(window, index)`, with a `window` as in `_batches_of`."""
     if not self.lanes:
+        # The first batch and the last stay, and all others are shuffled
         if 0<batch<self.n_batches-1: batch = 1+int(self.batches[batch-1])
         return (0,batch//self.window),batch%self.window
+    # Batches belong to the lanes in turn. In each lane, those of a window are shuffled among themselves
     rounds,lane = divmod(batch, self.lanes)
     window = lane,rounds//self.window
     members = self._batches_of(window)

@@ -446,14 +446,16 @@ class _GroupRows:
         for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256], of_split)
 
     def _rows(self, which, ranks, of_split):
-        "List of `(name, row)` for these elements of `which` and `ranks`; `of_split` is `_of_split`, with a cache"
+        """A list of `(name, row)` of some samples: `which` and `ranks` are parts of the attributes of these names
+
+        `of_split` is `_of_split` with a cache."""
         rows = [None]*len(which)
         for k in np.unique(which).tolist():
             group,split = self.groups[k]
-            mine = np.flatnonzero(which==k)
-            numbers = ranks[mine] if split is None else of_split(group, split)[ranks[mine]]
+            here = np.flatnonzero(which==k)   # positions in `which` and in the result
+            numbers = ranks[here] if split is None else of_split(group, split)[ranks[here]]
             name = os.path.basename(group.path)
-            for i,number,row in zip(mine.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
+            for i,number,row in zip(here.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
                 rows[i] = f'{name}: row {group.first+number}',row
         return rows
 
@@ -558,12 +560,14 @@ class _ParquetTable(Table):
     def _part(self, numbers, names):
         "The `_GroupRows` of samples `numbers`, with the columns `names`"
         splits,counts = self._counts
-        ends = counts.T.ravel().cumsum()          # of each row group's rows, split by split
-        place = ends.searchsorted(numbers, side='right')
-        split,group = np.divmod(place, len(self.sizes))
-        ranks = numbers-(ends-counts.T.ravel())[place]
-        used,which = np.unique(place, return_inverse=True)
-        groups = [(self._group(int(k)%len(self.sizes), names), splits[int(k)//len(self.sizes)]) for k in used]
+        # Samples are in the order of the splits, and within one of the row groups. The rows of a split in a row group
+        # are a piece: its number is that of the split, times the number of row groups, plus that of the row group.
+        sizes = counts.T.ravel()
+        ends = sizes.cumsum()
+        pieces = ends.searchsorted(numbers, side='right')
+        ranks = numbers-(ends-sizes)[pieces]
+        used,which = np.unique(pieces, return_inverse=True)
+        groups = [(self._group(k%len(self.sizes), names), splits[k//len(self.sizes)]) for k in used.tolist()]
         return _GroupRows(groups, which.astype(np.int32), ranks, self.plan.split if splits!=[None] else None)
 
     def _rows(self, numbers, names):

@@ -335,25 +335,28 @@ def read_values(self:TieredReader, numbers, fields):
     """As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards
 
     Those are queued, to be written to Redis in the background. If Redis fails, all values are read from the shards."""
-    kept,n = [field for field in fields if self._is_kept(field)],len(numbers)
+    kept = [field for field in fields if self._is_kept(field)]
     others = [*(field for field in fields if field not in kept), *(f'{field}.crc' for field in kept)]
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
+    n = len(numbers)
     if not kept or not n: return {field:[] if field in kept else result[field] for field in fields}
-    keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{field}.crc'] for field in kept])
+    # These have an element for each kept field of each sample, field by field
+    keys = self._keys(kept, numbers.tolist())
+    checksums = np.concatenate([result[f'{field}.crc'] for field in kept])
     values = self._redis.values(keys)
-    is_missing = np.fromiter((value is None for value in values), bool, len(values))
-    lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
-    places = np.flatnonzero(lacking.reshape(-1, n).any(0))
-    if len(places):
-        self._read_lacking(numbers, places, kept, lacking, keys, checksums, values)
-        # Redis cannot hold values of an optional field that a sample has not
-        is_lost = lacking&np.fromiter((value is not None for value in values), bool, len(values))
-        lost = np.flatnonzero(is_lost.reshape(-1, n).any(0))
+    lacking = _are_missing(values)|(crc32s([value or b'' for value in values])!=checksums)
+    def places_of(elements): return np.flatnonzero(elements.reshape(-1, n).any(0))   # positions in `numbers`
+    if lacking.any():
+        self._read_lacking(numbers, places_of(lacking), kept, lacking, keys, checksums, values)
+        # What is missing now is of an optional field, and samples without it are none that Redis has lost
+        lost = places_of(lacking&~_are_missing(values))
         if 8*len(lost)>n: self._fetch_shards_of(numbers[lost])
     n_lacking = int(lacking.sum())
     self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
     result.update({field:values[k*n:(k+1)*n] for k,field in enumerate(kept)})
     return {field:result[field] for field in fields}
+
+def _are_missing(values): return np.fromiter((value is None for value in values), bool, len(values))
 
 @patch
 def _read_lacking(self:TieredReader, numbers, places, fields, lacking, keys, checksums, values):
