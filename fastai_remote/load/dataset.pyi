@@ -141,7 +141,7 @@ class _BatchEpochs(Epochs):
     def _order(self, seed, workers):
         ...
 
-    def _shard_prefetch(self, order, worker, given=0):
+    def _shard_prefetch(self, order, worker, workers, skipped=0):
         ...
 
 class RemoteBatches(_BatchEpochs, Sampler):

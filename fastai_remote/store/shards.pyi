@@ -19,13 +19,6 @@ def _why_not_found(storage, error):
 
 def _unpacked_table(manifest, where):
     ...
-_MAX_ADDED: Any
-
-def _added_part(store, number, opened):
-    ...
-
-def _added_parts(store):
-    ...
 
 class ShardReader(StoredDataset):
     for_users: Any
@@ -45,27 +38,24 @@ class ShardReader(StoredDataset):
     def __init__(self, url: str | Storage, cache: bool | str | FileCache=True, cache_size: int | None=None, timeout: float=20.0, uid: str | None=None, storage_options: dict | None=None, shards_url: str | Storage | None=None):
         ...
 
+    @property
+    def unchecked(self) -> list:
+        ...
+
+    def replaced_error(self, exists=True):
+        ...
+
+    @property
+    def not_read(self):
+        ...
+
+    def __getstate__(self):
+        ...
+
+    def _repr_html_(self):
+        ...
+
     def read_manifest(self):
-        ...
-
-    @property
-    def origin(self) -> str:
-        ...
-
-    @property
-    def manifest_key(self) -> str:
-        ...
-
-    def place_of(self, key):
-        ...
-
-    def stored_bytes(self, key, n):
-        ...
-
-    def check_runs(self, tables):
-        ...
-
-    def part(self, number):
         ...
 
     @property
@@ -80,32 +70,10 @@ class ShardReader(StoredDataset):
     def gaps(self) -> GapTable:
         ...
 
-    @property
-    def tars(self) -> Storage:
+    def part(self, number):
         ...
 
-    @property
-    def unchecked(self) -> list:
-        ...
-
-    def replaced_error(self, exists=True):
-        ...
-
-    @property
-    def cache(self) -> FileCache:
-        ...
-
-    @property
-    def not_read(self):
-        ...
-
-    def opener(self):
-        ...
-
-    def __getstate__(self):
-        ...
-
-    def _repr_html_(self):
+    def check_runs(self, tables):
         ...
 
     def read_parts(self, requests, again=False):
@@ -123,6 +91,31 @@ class ShardReader(StoredDataset):
     def check_rest(self):
         ...
 
+    @property
+    def origin(self) -> str:
+        ...
+
+    @property
+    def manifest_key(self) -> str:
+        ...
+
+    def place_of(self, key):
+        ...
+
+    def stored_bytes(self, key, n):
+        ...
+
+    @property
+    def tars(self) -> Storage:
+        ...
+
+    @property
+    def cache(self) -> FileCache:
+        ...
+
+    def opener(self):
+        ...
+
     def prefetch(self, shards: list, wait: bool=False):
         ...
 
@@ -137,3 +130,10 @@ class ShardReader(StoredDataset):
 
     def failures(self):
         ...
+_MAX_ADDED: Any
+
+def _added_part(store, number, opened):
+    ...
+
+def _added_parts(store):
+    ...

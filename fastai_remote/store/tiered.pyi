@@ -37,6 +37,9 @@ class _ValueCache:
     def failed(self, kind, error):
         ...
 
+    def flush(self, timeout):
+        ...
+
     def request(self, commands):
         ...
 
@@ -50,9 +53,6 @@ class _ValueCache:
         ...
 
     def _write(self, items):
-        ...
-
-    def flush(self, timeout):
         ...
 
 def _pieces(items):
@@ -160,6 +160,12 @@ class TieredReader(_StoreAbove):
     def hits(self) -> dict:
         ...
 
+    def _check_copy(self, copy, n=64):
+        ...
+
+    def _repr_html_(self):
+        ...
+
     def read_values(self, numbers, fields):
         ...
 
@@ -169,13 +175,13 @@ class TieredReader(_StoreAbove):
     def _fetch_shards_of(self, numbers):
         ...
 
+    def flush(self, timeout: float=10.0) -> bool:
+        ...
+
     def check_rest(self, step: int=512):
         ...
 
     def _check_kept(self, field, numbers):
-        ...
-
-    def flush(self, timeout: float=10.0) -> bool:
         ...
 
     def _is_held(self, numbers):
@@ -196,16 +202,13 @@ class TieredReader(_StoreAbove):
     def clear(self, step: int=5000):
         ...
 
-    def _check_copy(self, copy, n=64):
-        ...
-
-    def _repr_html_(self):
-        ...
-
 def _prefix_of(store):
     ...
 
 def _open_store(**state):
+    ...
+
+def _are_missing(values):
     ...
 _SAMPLES_PER_SHARD: Any
 

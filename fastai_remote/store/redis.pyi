@@ -1,0 +1,125 @@
+"""A dataset in Redis, with one value per sample and field, read in one round trip per batch"""
+from typing import Any
+__all__: Any
+from ..core import Manifest, StoreNotFound
+from .parts import StoredDataset
+from .redis_link import RedisLink
+NAMES_KEY: Any
+USED_KEY: Any
+
+def home_of(name: str, tags: int=0) -> str:
+    ...
+
+def parse_failures(chunk: int, stored: bytes, where: str) -> list:
+    ...
+
+def read_failures(link: RedisLink, layout, name: str, advice: str=''):
+    ...
+
+def _stored_manifest(link, key):
+    ...
+
+def find_manifest(link: RedisLink, name: str, may_be_cluster: bool=True) -> tuple:
+    ...
+
+def read_manifest(link: RedisLink, name: str, may_be_cluster: bool=True) -> Manifest:
+    ...
+
+def _why_gone(link: RedisLink) -> str:
+    ...
+
+def _names(link):
+    ...
+
+class RedisReader(StoredDataset):
+    for_users: Any
+    _parts: Any
+    link: Any
+    _mean_bytes: Any
+    _uid: Any
+    _name: Any
+    _manifest: Any
+
+    def __init__(self, url: str | RedisLink, name: str, **kwargs):
+        ...
+
+    @property
+    def name(self) -> str:
+        ...
+
+    def read_manifest(self):
+        ...
+
+    @property
+    def parts(self) -> list:
+        ...
+
+    def part(self, number):
+        ...
+
+    def check_runs(self, tables):
+        ...
+
+    def place_of(self, key):
+        ...
+
+    def stored_bytes(self, key, n):
+        ...
+
+    def check_rest(self):
+        ...
+
+    @property
+    def why_missing(self):
+        ...
+
+    @property
+    def not_read(self):
+        ...
+
+    def __getstate__(self):
+        ...
+
+    def _repr_html_(self):
+        ...
+
+    @classmethod
+    def names(cls, url: str, **kwargs) -> list:
+        ...
+
+    @property
+    def manifest_key(self) -> str:
+        ...
+
+    def replaced_error(self, exists: bool=True) -> StoreNotFound:
+        ...
+
+    def worker_class(self) -> type:
+        ...
+
+    def opener(self):
+        ...
+
+    def failures(self):
+        ...
+
+    def read_parts(self, requests, again=False):
+        ...
+
+    def _check_fixed(self, request, values):
+        ...
+
+    def _request(self, requests, from_replica=False):
+        ...
+
+    def _check_names(self):
+        ...
+
+    def _check_failures(self, part):
+        ...
+
+def _open_store(cls, **attributes):
+    ...
+
+def _is_incomplete(values):
+    ...
