@@ -84,7 +84,7 @@ def module_stub(source:str)->str: # Empty if the module has no `@patch` on a cla
             body += [ast.parse(f'{name}: Any').body[0] for name in dict.fromkeys(names)]
     imports = [o for o in body if isinstance(o, (ast.Import,ast.ImportFrom))]
     used = {n.id for o in body if o not in imports for n in ast.walk(o) if isinstance(n, ast.Name)}
-    for o in imports: o.names = [a for a in o.names if (a.asname or a.name).split('.')[0] in used]
+    for o in imports: o.names = [a for a in o.names if (a.asname or a.name).split('.')[0] in used-{'Any'}]
     body = [o for o in body if o not in imports or o.names]
     text = ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
     return f'"""{ast.get_docstring(tree).splitlines()[0]}"""\nfrom typing import Any\n{text}\n'

@@ -1,7 +1,6 @@
 """Sample numbers as fastai's items"""
 from typing import Any
 __all__: Any
-from typing import Any
 import numpy as np
 from fastcore.foundation import L
 from ..order.base import Order
