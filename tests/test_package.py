@@ -177,7 +177,8 @@ def test_one_version():
     ini.read(root/'settings.ini')
     assert ini['DEFAULT']['version']==fastai_remote.__version__
 
-LONG = 'load/10_loader','load/15_dataset','load/21_texts'   # notebooks that do not tell their story in steps yet
+# Notebooks that do not tell their story in steps yet
+LONG = 'load/10_loader','load/15_dataset','load/21_texts','load/26_resume'
 
 def test_notebooks_are_small_and_unskipped():
     """No cell is skipped, no output is large, no definition is longer than a screen, and demonstrations are frequent

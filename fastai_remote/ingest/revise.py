@@ -21,7 +21,7 @@ from .run import ingest
 from ..source.arrays import by_position
 from ..source.base import fn_fingerprint, IndexedSource, stable_repr, unchanged
 from ..source.datasets import as_source, stored_samples
-from ..store.base import Store
+from ..store.base import field_codec, Store
 from ..write.base import revise
 from ..write.revision import AddFields, Append, check_fields, Edit, NewValues
 from ..write.totals import joined_vocab, labels_of_texts
@@ -159,6 +159,7 @@ def _encoded(store, field, values, check_value):
     def failed(number, error):
         return IngestError(f'{store.name}: each sample needs a value, so nothing has changed:\n  sample {number}: '
                            f'{failure_reason(error)}')
+    field_codec(store, field)   # raises `ValueError` if this process does not know it
     known,vocab = store.manifest.fields[field],store.manifest.vocab.get(field)
     spec,numbers,part_vocab,counts = dict(codec=known['codec'], dtype=known['dtype']),sorted(values),{},{}
     if spec['codec']=='cls':
