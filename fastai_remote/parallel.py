@@ -206,8 +206,3 @@ def _map_ray(backend, task, xs, n):
         while pending: yield next_result()
     finally:
         for o in pending: ray.cancel(o)
-
-# Errors keep their type. A note says where in the worker they were raised.
-
-# There may be infinitely many inputs: nothing is kept of those that are done. But workers do not wait for their results
-# to be read. So read the results as they come, and quickly.

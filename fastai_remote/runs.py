@@ -247,5 +247,3 @@ class GapTable:
     ):
         "The table; raises `ValueError` if `stored` cannot be one of `n_places` places"
         return cls(*np.frombuffer(stored, '<i8').reshape(2, -1), n_places)
-
-# If every tenth of fifty million samples fails, the table takes 36 MB.

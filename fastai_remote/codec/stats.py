@@ -127,6 +127,3 @@ def _moments(im):
     values = np.arange(256)/255
     histogram = np.array(im.histogram(), float).reshape(-1, 256)
     return histogram@np.stack([values, values*values], 1)/(im.width*im.height)
-
-# The results are the same as NumPy's. The sums of two parts add up to those of the whole, and bytes can be converted
-# back.

@@ -211,5 +211,3 @@ def show_progress(
         bar.comment = f'{report.written:,} written, {report.failed:,} failed'
         if report.needs: bar.comment += f', about {size_str(report.needs)} where it is stored'
     if not IN_NOTEBOOK: print()   # the bar of a terminal does not end its line
-
-# A job of three chunks, with five numbers each. Its function writes squares, as text.

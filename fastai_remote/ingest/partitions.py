@@ -125,5 +125,3 @@ class PartitionWriter:
         open_store = partial(self.store_class, writer.link, writer.name)
         report.seconds,report.open_store = monotonic()-self.started,open_store
         return report
-
-# As an engine would: the writer is pickled, called with the rows of each partition, and with some of them twice.

@@ -5,8 +5,6 @@ Docs: page `ingest/revise`"""
 # A dataset is not written anew because it grows, or because some of its labels were wrong. These functions do the work
 # of the methods `append`, `edit`, `add_fields` and `drop_fields` of a store. Each returns the new version; a store or a
 # `DataLoaders` that was made before goes on with the samples that it had.
-#
-# ## Append
 
 import hashlib
 
@@ -235,8 +233,3 @@ def _check_version(store, numbers):
         what = 'these are numbers' if o is numbers else f'{o!r} is a number'
         raise ValueError(f'{store.name}: {what} of another version of the dataset, or of another dataset, where it may '
                          'be another sample: take the numbers from loaders and cleaners of this store')
-
-# --- Example
-
-# More samples arrive, one of which has a label that is new. Then one sample is removed, the label of another is
-# corrected, and a field is added that is computed in the workers.

@@ -348,9 +348,3 @@ def _opened(report, progress):
     "The new dataset; prints the `IngestReport`, with `progress=False` only if samples were left out or changed"
     if progress is not False or report.failed or report.notes: print(report)
     return changeable(report.store)
-
-# --- Example
-
-# A dataset is made smaller, changed and verified. A worker, which gets its pickle, reads it as a `RedisReader`.
-
-# Deleting and renaming need the lock of the name. Like the list of unfinished ingests, they need no store.

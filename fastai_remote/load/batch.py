@@ -295,6 +295,3 @@ def _first_success(f, arguments):
         try: return f(argument)
         except (CorruptSample,MissingSample) as e: error = error or e
     raise error
-
-# A missing sample raises an error that names it. With `on_bad='replace'` another sample, always the same one, takes its
-# place. With `on_bad='skip'` the batch is smaller by one.

@@ -109,6 +109,3 @@ def _check_same(order, dl):
     if len(set(checksums))>1:
         raise ValueError(f'{dl.store_names}: get_preds over several ranks needs the same order on each, and this '
                          'loader is shuffled: use dls.valid, dls.test_dl(…), or .new(shuffle=False)')
-
-# This example runs two ranks with two workers each, one after the other. Together they read each sample once, and each
-# shard in one place, except for shards at the border between two workers.

@@ -103,6 +103,3 @@ def check_balance(
     if labels is None or weights is None or len(weights)==len(labels): return
     raise ValueError(f'{store.name}: balance= has {len(weights)} weights, but field {field!r} has '
                      f'{len(labels)} labels: one weight for each label, in the order of the vocabulary')
-
-# An order is made in the main process, and each worker computes its own share of it. It is a small object, whatever the
-# number of samples.

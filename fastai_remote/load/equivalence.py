@@ -366,6 +366,3 @@ def why_image(cls:type)->str:
     if cls._open_args!=_open_args[cls]: return f'{cls.__name__}._open_args was changed'
     if why:=why_other_source(*_image_sources): return why
     return why_mask_changed() if cls is PILMask else ''
-
-# An implementation that a user registers later is noticed, for the type of the value and for the types that it inherits
-# from.

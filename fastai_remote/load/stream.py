@@ -578,5 +578,3 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
                     n = share_of(limit, rank, world_size) if n==float('inf') else None
             elif stage.may_drop or stage.name in _changes_number: n = None
         return n
-
-# Several processes cannot count together what a step leaves over. A slice says so.

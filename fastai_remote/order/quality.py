@@ -168,11 +168,3 @@ def _measure_labels(res, own, full, labels, n):
     variance = ((own_counts-res.bs*share)**2).sum(1).mean()
     expected = res.bs*(1-(share*share).sum())*(n-res.bs)/max(n-1, 1)   # hypergeometric
     res.labels,res.bars = _ratio(variance, expected),(own_counts.max(1),full_counts.max(1))
-
-# The worst case is a dataset that is sorted by class: here a hundred thousand samples of twenty classes, in a hundred
-# shards. With `interleave=4`, a batch has three or four classes, where a batch of a full shuffle has all of them.
-
-# The same with `interleave=16`. As a check of the measure itself, a full shuffle is compared with another full shuffle.
-
-# If the shards were shuffled when they were written, neighbours have nothing in common. Then classes are as even as in
-# a full shuffle.

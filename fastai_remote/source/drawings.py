@@ -565,8 +565,3 @@ def drawing_samples(
     if max_per_class is not None and max_per_class<1:
         raise ValueError(f'max_per_class must be at least 1, not {max_per_class}')
     return source(paths, root, with_labels, raster, tuple(keep), bool(times), max_per_class)
-
-# `times` keeps all points, with the times that only raw drawings have. `keep` keeps other columns. `max_per_class`
-# counts the words of all lines beforehand.
-
-# The same drawings as a stream. If a file cannot be read to its end, an error names it.

@@ -338,19 +338,3 @@ class _PartFile(io.FileIO):
         return done
 
 _warned = set()   # folders and errors of which this process has warned
-
-# The first call writes the file, and the next ones find it.
-
-# A file that turns out to be damaged is removed, even while somebody reads it. Whoever asks for it next has it written
-# again. The descriptor distinguishes it from a good file that another process may have written in the meantime.
-
-# There is no space for a third file. File 0 was opened after file 1, so file 1 is removed.
-
-# A file that is larger than the cache cannot be kept. The warning comes once. What was open before is still there for
-# those who have it open.
-
-# A transfer that fails leaves nothing, and its exception is raised.
-
-# If eight threads or processes want the same file at the same time, it is written once.
-
-# `clear` removes everything that has a name.

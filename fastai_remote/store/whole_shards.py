@@ -246,5 +246,3 @@ class WholeShards:
         for content in self.part.tars.parts(self.part.file(shard), int(table.size[shard])):
             if content is None: raise self.part.missing_shard_error(shard)
             yield content
-
-# The example stands in for a part, with three files that are no tars. The last file is not the one that was indexed.

@@ -282,9 +282,3 @@ def _open_writer(open_link, name, plan, token, tags):
     writer = RedisWriter(open_link(), name)
     writer.plan,writer.place = plan,RedisPlace(writer.link, name, token, tags)
     return writer
-
-# --- A complete example
-
-# After the commit, the samples are numbered without gaps, though the value of sample 2 is still under number 3. The
-# labels have codes in alphabetical order, and no key of the ingest is left. The failures stay with the dataset, and so
-# does the register, which names its keys.

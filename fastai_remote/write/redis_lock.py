@@ -200,8 +200,3 @@ class RedisLock:
     )->bool:
         "In a cluster, is `key` on the node of the lock, as what describes the dataset and the ingest is?"
         return key.startswith(home_of(self.name, self.tags))
-
-# --- Example
-
-# The second process cannot take the lock, and cannot write without it. When the lock changes hands, the first one
-# cannot write any more.

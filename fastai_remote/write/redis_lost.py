@@ -71,6 +71,3 @@ def lost_of_range(
         numbers = np.setdiff1d(np.arange(start, stop), gaps[low:high], assume_unique=True)
         lost = lost_samples(link, layout, fields, numbers)
         if len(lost): yield lost
-
-# Of four samples, sample 1 has no text, and sample 2 has no number: behind the end of a key, or where it was never
-# written, Redis has zeros, which do not match a checksum.

@@ -5,8 +5,6 @@ Docs: page `write/redis_version`"""
 # Values are never changed after their dataset has become visible. `RedisStore.append`, `edit`, `add_fields` and
 # `drop_fields` make a new version: what is new is written as a part, with keys of its own, by an ordinary ingest, which
 # can be interrupted and continued. Its commit replaces the manifest. (Decision note 0027.)
-#
-# ## The next version
 
 import uuid
 from dataclasses import replace

@@ -4,8 +4,6 @@ Docs: page `write/revision`"""
 
 # A new version of a dataset shares what has not changed with the version before. How it is stored differs between Redis
 # and shards; what is common to both is here.
-#
-# ## Changes
 
 import zlib
 from dataclasses import replace
