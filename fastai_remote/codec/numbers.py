@@ -114,6 +114,12 @@ def narrow(
         if np.iinfo(dtype).min<=lo and hi<=np.iinfo(dtype).max: return dtype
     raise ValueError(f'integers from {lo} to {hi} do not fit 64 bits with a sign')
 
+def code_dtype(
+    n:int # Number of labels
+)->str: # numpy dtype
+    "The narrowest dtype for the codes of `n` labels, 0 to `n-1`"
+    return narrow(0, max(n-1, 0))
+
 # --- Labels
 
 # A label is stored as its code, its place in the vocabulary. Where a vocabulary has texts, an integer is a code

@@ -17,7 +17,7 @@ from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.images import ImageCodec
-from ..codec.numbers import label_list, LabelCodes, narrow
+from ..codec.numbers import code_dtype, label_list, LabelCodes
 from ..codec.text import whole_label
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key, utf8_key, writable_key
@@ -138,7 +138,7 @@ def plan_fields(
         dtype = get_codec(codec).dtype
         if codec=='cls' and isinstance(plain_label(field, value), bool): vocab.setdefault(field, [False, True])
         if codec=='cls' and field in vocab:
-            res[field] = {'codec':codec, 'dtype':narrow(0, max(len(vocab[field])-1, 0))}
+            res[field] = {'codec':codec, 'dtype':code_dtype(len(vocab[field]))}
         elif codec=='cls':
             is_text = isinstance(plain_label(field, value), str)
             res[field] = {'codec':codec, 'dtype':'i8', 'staged':True, 'text':is_text}

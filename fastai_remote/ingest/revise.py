@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 from fastcore.basics import listify
 
-from ..codec.numbers import narrow
+from ..codec.numbers import code_dtype, narrow
 from ..core import Manifest, unknown_arguments, UnknownField
 from .chunk import as_vocab, Columns, convert, failure_reason, plain_label
 from .report import IngestError
@@ -193,7 +193,7 @@ def _codes(field, labels, vocab):
         dtype = narrow(min(0, *labels), max(labels))
         return np.array(labels, dtype),dtype,{}
     code_of = {label:code for code,label in enumerate(vocab)}
-    dtype,codes = narrow(0, max(len(vocab)-1, 0)),[code_of[label] for label in labels]
+    dtype,codes = code_dtype(len(vocab)),[code_of[label] for label in labels]
     return np.array(codes, dtype),dtype,{field:np.bincount(codes, minlength=len(vocab)).tolist()}
 
 def edit_samples(

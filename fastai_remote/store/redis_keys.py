@@ -15,7 +15,7 @@ import hashlib
 
 import numpy as np
 
-from ..codec.numbers import narrow
+from ..codec.numbers import code_dtype
 from ..core import CorruptSample, Manifest
 from .address import concealed
 from .base import raise_missing
@@ -47,7 +47,7 @@ class RedisKeysReader(RedisReader):
         self._name,self._layout,self._mean_bytes = x,_PatternLayout({'x':x, 'cls':y}, splits, start),{}
         image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
-        if y: fields['cls'] = {'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}
+        if y: fields['cls'] = {'codec':'cls', 'dtype':code_dtype(len(vocab))}
         self._stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
         splits = {split:span for split,span in splits.items() if split}
         self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})

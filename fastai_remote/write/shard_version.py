@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from ..codec.numbers import narrow
+from ..codec.numbers import code_dtype, narrow
 from ..core import CorruptSample, MissingSample
 from ..runs import GapTable, MAX_RUNS, TooManyRuns
 from ..store.shard_index import joined_tables, ShardTable
@@ -51,7 +51,7 @@ class ShardVersion(NewVersion):
     def _widen(self, field, labels):
         "Widens the type of a field for all codes of its vocabulary; without one, for the integers `labels`"
         vocab,spec = self.manifest.vocab.get(field),self.fields[field]
-        needed = narrow(min([0,*labels]), max([0,*labels])) if vocab is None else narrow(0, max(len(vocab)-1, 0))
+        needed = narrow(min([0,*labels]), max([0,*labels])) if vocab is None else code_dtype(len(vocab))
         self.fields[field] = {**spec, 'dtype':wider_dtype(self.manifest.name, field, spec['dtype'], needed)}
 
     def insert(self, at, part, first, n):

@@ -11,7 +11,7 @@ from array import array
 
 import numpy as np
 
-from ..codec.numbers import narrow
+from ..codec.numbers import code_dtype, narrow
 from ..codec.stats import ImageStats
 from ..codec.webdataset import integer_of
 from ..core import Manifest, StoreError
@@ -134,7 +134,7 @@ class Totals:
             manifest.fields[field]['dtype'] = narrow(min(counts.lowest, 0), counts.highest)
         elif spec.get('staged'):
             vocab = manifest.vocab[field] = joined_vocab(known or [], sorted(counts))
-            manifest.fields[field]['dtype'] = narrow(0, max(len(vocab)-1, 0))
+            manifest.fields[field]['dtype'] = code_dtype(len(vocab))
             manifest.counts[field] = [counts.get(label, 0) for label in vocab]
         elif spec['codec']=='cls' and field in manifest.vocab:
             manifest.counts[field] = [counts.get(code, 0) for code in range(len(manifest.vocab[field]))]
