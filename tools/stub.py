@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import fastai_remote
+from docs import patched_class, positional_arguments
 
 PACKAGE = Path(fastai_remote.__file__).parent
 STUB = PACKAGE/'__init__.pyi'
@@ -29,9 +30,8 @@ def name_of(decorator)->str:
 def signature(function):
     "Makes `function`, of a syntax tree, one without a body; an argument whose default is `None` may be `None`"
     arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None]*(len(positional)-len(arguments.defaults))+arguments.defaults
-    for arg,default in [*zip(positional, defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]:
+    keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults)
+    for arg,default in [*positional_arguments(arguments), *keyword_only]:
         is_none = isinstance(default, ast.Constant) and default.value is None
         if is_none and arg.annotation is not None:
             arg.annotation = ast.BinOp(arg.annotation, ast.BitOr(), ast.Constant(None))
@@ -66,11 +66,10 @@ def module_stub(source:str)->str: # Empty if the module has no `@patch` on a cla
     "The stub of a module: its names, its functions without bodies, and its classes with all of their methods"
     tree = ast.parse(source)
     classes = {o.name:[] for o in tree.body if isinstance(o, ast.ClassDef)}
-    is_patch = lambda o: isinstance(o, ast.FunctionDef) and any(name_of(d)=='patch' for d in o.decorator_list)
-    patches = [o for o in tree.body if is_patch(o)]
+    owners = {o:patched_class(o) for o in tree.body if isinstance(o, ast.FunctionDef)}
+    patches = [o for o,owner in owners.items() if owner]
     for o in patches:
-        owner = ast.unparse(o.args.args[0].annotation)
-        if owner in classes: classes[owner].append(as_method(o))
+        if owners[o] in classes: classes[owners[o]].append(as_method(o))
     if not any(classes.values()): return ''
     body = []
     for o in tree.body:
