@@ -39,9 +39,14 @@ class RemoteDistributedDL(DistributedDL):
         "Number of the batch that the epoch begins with, as in `RemoteDL`"
         return self.dl.start
 
+    @property
+    def global_bs(self)->int:
+        "Samples in a batch of all ranks together"
+        return (self.bs or 1)*self.world_size
+
     def __len__(self):
         if not self.dl.is_seeded: return super().__len__()
-        n,bs = self.dl.n,(self.bs or 1)*self.world_size
+        n,bs = self.dl.n,self.global_bs
         return n//bs if self.drop_last else -(-n//bs)
 
     def randomize(self):
@@ -49,30 +54,25 @@ class RemoteDistributedDL(DistributedDL):
         super().randomize()
 
     def get_idxs(self):
-        return self._seeded_idxs() if self.dl.is_seeded else self._agreed_idxs()
-
-    def _seeded_idxs(self):
-        "The share of an order that each rank computes by itself: global batches do not depend on the number of ranks"
-        order = self.dl.get_idxs()
-        if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
-        bs = (self.bs or 1)*self.world_size
-        if self.drop_last and len(order)%bs: order = _first_of(order, len(order)//bs*bs)
-        share = self.dl.share(order, self.rank, self.world_size)
-        self.n,self.n_padded = len(order),len(share)*self.world_size
-        return share
-
-    def _agreed_idxs(self):
-        dl,seed = self.dl,torch.tensor([self.dl.rng.getrandbits(62)])
-        if torch.distributed.is_initialized():
-            if torch.distributed.get_backend()=='nccl': seed = seed.cuda()
-            torch.distributed.broadcast(seed, 0)
-        dl.rng = random.Random(int(seed))
+        dl = self.dl
+        if not dl.is_seeded: self._agree()
         order = dl.get_idxs()
         if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
         if dl.in_place: _check_same(order, dl)
+        # with a seed, the batches of all ranks together do not depend on the number of ranks
+        rest = len(order)%self.global_bs if dl.is_seeded and self.drop_last else 0
+        if rest: order = _first_of(order, len(order)-rest)
         share = dl.share(order, self.rank, self.world_size)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
+
+    def _agree(self):
+        "Gives all ranks the random generator of the first one; with a `seed`, they have the same without asking"
+        seed = torch.tensor([self.dl.rng.getrandbits(62)])
+        if torch.distributed.is_initialized():
+            if torch.distributed.get_backend()=='nccl': seed = seed.cuda()
+            torch.distributed.broadcast(seed, 0)
+        self.dl.rng = random.Random(int(seed))
 
     def after_batch(self, b): return b if type(b) is NoSamples else super().after_batch(b)
     def __iter__(self):
