@@ -34,18 +34,22 @@ from fastai_remote.load.stream import RemoteStream, StreamInput
 from fastai_remote.load.targets import ArraySetup, ShownArray, StoreCategorize
 from fastai_remote.order.base import SplitOrder
 
+def png(i):
+    f = io.BytesIO()
+    Image.fromarray(np.full((8,8), i, np.uint8)).save(f, 'PNG')
+    return f.getvalue()
+
+def greys():
+    "A store of 100 PNGs, each of another grey, with labels"
+    columns = {'png':[png(i) for i in range(100)], 'cls':np.arange(100, dtype=np.uint8)%3}
+    return MemoryStore(columns, 'greys', vocab={'cls':['a','b','c']})
+
 def test_load_batch():
     batch = Batch([0,1,2], [7,9,7], [7,9], [[b'seven',b'nine'], np.array([70,90])])
     test_eq(batch.columns()[0], [b'seven',b'nine',b'seven'])
     test_eq(batch.columns()[1], np.array([70,90,70]))
     batch.by_number()
-    def png(i):
-        f = io.BytesIO()
-        Image.fromarray(np.full((8,8), i, np.uint8)).save(f, 'PNG')
-        return f.getvalue()
-
-    columns = {'png':[png(i) for i in range(100)], 'cls':np.arange(100, dtype=np.uint8)%3}
-    store = MemoryStore(columns, 'greys', vocab={'cls':['a','b','c']})
+    store = greys()
     splits = [SplitOrder(range(0,80)), SplitOrder(range(80,100))]
     dsets = Datasets(get_remote_items(store), [[Fetch('png', img_cls=PILImageBW)], [Fetch('cls')]], splits=splits)
     inputs = StoreInputs(dsets.valid)
@@ -285,13 +289,7 @@ def test_load_targets():
     test_eq(type(ArraySetup().decodes(torch.zeros(3,4))), ShownArray)
 
 def test_load_fetch_transform():
-    def png(i):
-        f = io.BytesIO()
-        Image.fromarray(np.full((8,8), i, np.uint8)).save(f, 'PNG')
-        return f.getvalue()
-
-    columns = {'png':[png(i) for i in range(100)], 'cls':np.arange(100, dtype=np.uint8)%3}
-    store = MemoryStore(columns, 'greys', vocab={'cls':['a','b','c']})
+    store = greys()
     items = get_remote_items(store)
     splits = [SplitOrder(range(0,80)), SplitOrder(range(80,100))]
     dsets = Datasets(items, [[Fetch('png', img_cls=PILImageBW)], [Fetch('cls')]], splits=splits)

@@ -6,8 +6,6 @@ Docs: page `load/checkpoint`"""
 # is kept, because a disk or an upload can damage the latest. The members of a zip file, which torch writes, have
 # checksums.
 
-__all__ = ['encode', 'decode', 'state_of', 'restore', 'CheckpointFile']
-
 import inspect, io, os, warnings, zipfile, zlib
 
 import numpy as np

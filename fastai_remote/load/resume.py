@@ -8,7 +8,7 @@ Docs: page `load/resume`"""
 __all__ = ['counted_fit', 'Resume']
 
 # %% ../../nbs/load/26_resume.ipynb #075a389a
-import os, signal, sys, time, warnings
+import os, signal, sys, warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
@@ -22,6 +22,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import patch
 from fastcore.foundation import L
 
+from ..clock import monotonic
 from .checkpoint import CheckpointFile, decode, encode, restore, state_of
 from .loader import RemoteDL
 from .seeds import key_of, seed_all
@@ -154,7 +155,7 @@ def begin(self:Resume,
         if dl.seed is None: dl.seed = found['loader']['seed'] if found else 0
     self.fit_number,self.goes_on = fit,bool(found) and found['fit']==fit and not found['is_over']
     self.n_epochs[fit:] = [learn.n_epoch]
-    self.saved_at,self.at_first = time.monotonic(),{key:dict(vars(o)) for key,o in self._objects(learn).items()}
+    self.saved_at,self.at_first = monotonic(),{key:dict(vars(o)) for key,o in self._objects(learn).items()}
     if self.agreement is None: self.agreement = _Agreement()
     batches = len(learn.dls.train)
     learn.all_batches = partial(self._all_batches, learn.all_batches)
@@ -228,7 +229,7 @@ def after_batch(self:Resume):
     training,told = self.learn.training,self.told
     if training: told = self.agreement.of_all(told)
     elif self.agreement.n>1: return
-    is_due = self.every and (self.learn.iter+1)%self.every==0 or time.monotonic()-self.saved_at>60*self.minutes
+    is_due = self.every and (self.learn.iter+1)%self.every==0 or monotonic()-self.saved_at>60*self.minutes
     state = self._gathered() if training and (told or is_due) else self.trained if told else None
     if state is None: return
     self._save(state)
@@ -292,7 +293,7 @@ def _warn(self:Resume, o, names):
 @patch
 def _save(self:Resume, state):
     "Copy model and optimiser, and have a thread write them with `state`; an error of the last writing is raised"
-    learn,self.saved_at = self.learn,time.monotonic()
+    learn,self.saved_at = self.learn,monotonic()
     if self.writing is not None: self.writing.result()
     if self.agreement.rank: return   # the first one saves
     model,scaler = get_model(learn.model),getattr(learn, 'scaler', None)

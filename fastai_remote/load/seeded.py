@@ -6,8 +6,6 @@ Docs: page `load/seeded`"""
 # loader with a `seed` computes everything else from it, so that any process can go on there, with any number of
 # workers.
 
-__all__ = ['SeededDL']
-
 import random, warnings
 
 from fastai.data.core import TfmdLists

@@ -5,8 +5,6 @@ Docs: page `load/seeds`"""
 # Whoever computes a batch gets the same one: any worker, any rank, a process that has just started, or a notebook in
 # which one looks at an old batch. So no state of a generator ever has to be saved.
 
-__all__ = ['key_of', 'seed_all', 'EpochSeeds', 'own_generators']
-
 import random
 
 import numpy as np
