@@ -145,8 +145,7 @@ class DatasetOps:
 
     def add_fields(self,
         # `fn(sample)` -> `{new field: value}`, run in the workers on every sample, as in `map`; or `{new field: array
-        # or
-        # list}`, with a value for each sample
+        # or list}`, with a value for each sample
         fn,
         fields:list=None, # Fields that the function `fn` gets; default: all
         **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`

@@ -193,8 +193,7 @@ class FileCache:
     # --- Making space
 
     # A process that makes space, or gives a file its name, holds the lock of the folder while it lists the folder.
-    # Parts
-    # that no process holds were left by processes that died, and are removed.
+    # Parts that no process holds were left by processes that died, and are removed.
     #
     # Space is reserved before the first byte is written: an empty part of the final size is created. So the upper size
     # holds at all times, for files that have a name.

@@ -485,8 +485,7 @@ class Storage(StorageLink):
     def names(self,
         folder:str='', # A folder in this one; default: this one
         # Seconds that the listing may take in addition to the timeout, which is for its start; default: 10 timeouts,
-        # since
-        # a folder with a million files takes a thousand requests
+        # since a folder with a million files takes a thousand requests
         extra:float=None,
     )->list:
         "Names of the files and folders in `folder`, sorted; empty if there is no such folder"
@@ -528,8 +527,7 @@ class Storage(StorageLink):
 
     # A file appears when it is complete. On a disk, it is written under a temporary name and renamed. Elsewhere, it is
     # uploaded from a temporary file, in parts if it is large. An upload may take longer than the timeout, if at least
-    # 100
-    # KB per second are accepted.
+    # 100 KB per second are accepted.
 
     @contextmanager
     def create(self,

@@ -80,10 +80,8 @@ class RedisWriter(Writer):
     # --- Writing chunks
 
     # A worker writes values in batches of limited size. Each write can be repeated. Then it records that the chunk is
-    # done.
-    # A server that crashes may come back as it was some seconds before, so a record is only stored if the server has
-    # run
-    # without a restart since the chunk began.
+    # done. A server that crashes may come back as it was some seconds before, so a record is only stored if the server
+    # has run without a restart since the chunk began.
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
@@ -195,16 +193,12 @@ class RedisWriter(Writer):
     # --- Commit
 
     # Every step can be repeated: if a commit is killed, the next run starts it again from the beginning. Samples stay
-    # at
-    # the places at which they were written; which places have none, as their samples have failed, is stored as a table
-    # in
-    # the transaction that stores the manifest. The first record of a chunk counts, so that a task that an engine runs
-    # twice
-    # changes nothing, even if other samples fail in it.
+    # at the places at which they were written; which places have none, as their samples have failed, is stored as a
+    # table in the transaction that stores the manifest. The first record of a chunk counts, so that a task that an
+    # engine runs twice changes nothing, even if other samples fail in it.
     #
     # In a cluster, one node may have lost values of chunks whose records are on another. So all values are looked for
-    # first
-    # (redis_lost). The records of chunks that lack values are removed, and the ingest writes these chunks again.
+    # first (redis_lost). The records of chunks that lack values are removed, and the ingest writes these chunks again.
 
     def commit(self)->Manifest:
         """Encodes labels, and makes the dataset visible in one step; returns its manifest

@@ -161,9 +161,8 @@ class RedisLock:
     # --- Writes
 
     # In a cluster, a transaction can only check a key of the slot that it writes to. So it checks the lock only for
-    # what
-    # describes the ingest: records, plan, and manifest. A value needs no check, since a number is a place in one plan:
-    # whoever writes it late writes the same sample. (Decision note 0038.)
+    # what describes the ingest: records, plan, and manifest. A value needs no check, since a number is a place in one
+    # plan: whoever writes it late writes the same sample. (Decision note 0038.)
 
     def write(self,
         commands:list, # Tuples: the name of a command, its key, and further arguments

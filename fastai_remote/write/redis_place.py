@@ -116,8 +116,7 @@ class RedisPlace(Place):
     # --- The register
 
     # A plan and what it is going to write are stored in one transaction. The first dataset of a name has keys without
-    # an
-    # ID, so that sample 7 is under `NAME:FIELD:7`. That a name was used is noted in the same transaction, and never
+    # an ID, so that sample 7 is under `NAME:FIELD:7`. That a name was used is noted in the same transaction, and never
     # forgotten.
 
     def begin(self,

@@ -133,11 +133,9 @@ class ShardWriter(Writer):
     # --- Writing chunks
 
     # Samples are appended to the open shard. A new shard begins if the open one has too many bytes or samples, and at
-    # the
-    # start of another split: a shard never holds samples of two splits. If a chunk is too large for one shard, it is
-    # divided into shards of about the same size. Fields keep the order of the plan, and the fields of a sample follow
-    # each
-    # other.
+    # the start of another split: a shard never holds samples of two splits. If a chunk is too large for one shard, it
+    # is divided into shards of about the same size. Fields keep the order of the plan, and the fields of a sample
+    # follow each other.
     #
     # `done` publishes the last shard of the chunk and writes its record.
 
