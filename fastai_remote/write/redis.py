@@ -157,12 +157,6 @@ class RedisWriter(Writer):
         "What could not be converted, as an iterator of `(sample, reason)`, both `str`; raises `CorruptSample`"
         return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
 
-    # --- A writer at work
-
-    # While it writes, a second writer of the same name is told who is writing, and a reader sees nothing.
-
-    # A writer that does not hold the lock cannot write.
-
     # --- Free memory
 
     # `space` measures what some written samples cost, including their keys, and asks how much memory the server has
