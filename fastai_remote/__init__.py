@@ -41,6 +41,7 @@ _names = {
     'load.audio': 'CropAudio',
     'load.splitters': 'FieldSplitter KFoldSplitter RandomStoreSplitter StoreSplitter',
     'load.normalize': 'MeanImage',
+    'load.stats': 'LoaderStats',
     'block': 'RedisBlock RemoteDL ShardBlock',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}
