@@ -120,6 +120,7 @@ def _setup_of(loader):
     threads = loader.threads if decide_path(loader).whole else 0
     return dict(num_workers=loader.fake_l.num_workers, threads=threads, prefetch=loader.prefetch)
 
+# %% ../../nbs/load/27_stats.ipynb #90382eea
 class StepHistory:
     "Gathers the parts of each training step, and the stages of its batch"
     def __init__(self): self.rows,self.pending,self.setup = History(),deque(),{}
@@ -165,7 +166,7 @@ class StepHistory:
         values = self.rows.mean().tolist()
         return LoaderTimes(dict(zip(PARTS, values)), dict(zip(STAGES, values[len(PARTS):])), values[-1], **self.setup)
 
-# %% ../../nbs/load/27_stats.ipynb #19608592
+# %% ../../nbs/load/27_stats.ipynb #ab540a31
 _LITTLE = .05 # Share of the data in a step that does not hold the training back
 
 class LoaderStats(Callback):
@@ -211,7 +212,7 @@ class LoaderStats(Callback):
         advice = ': '+', or '.join(self.advice) if self.advice else ''
         return f'{text}, limited by {({**PARTS, **STAGES})[t.limit]}{advice}'
 
-# %% ../../nbs/load/27_stats.ipynb #cc8ab973
+# %% ../../nbs/load/27_stats.ipynb #cac0b41d
 def _images_of(dl, n):
     "`(batch, k)`: `n` samples spread over the dataset of `dl`; column `k` of the `Batch` has JPEGs. `None` if none has"
     inputs = StoreInputs(dl.dataset)
@@ -251,7 +252,7 @@ def shrink_gain(
     full,reduced = map(min, zip(*pairs))   # what other processes take away makes both of them longer
     return (size,full/reduced) if 0<reduced<full/1.1 else None
 
-# %% ../../nbs/load/27_stats.ipynb #77bb892e
+# %% ../../nbs/load/27_stats.ipynb #e878b768
 def advice_for(
     times:LoaderTimes,
     dl:RemoteDL # Whose times they are; `None` if it is another loader
@@ -279,7 +280,7 @@ def _enough_prefetch(times):
     wanted = times.stages['fetch']/max(1, times.num_workers)
     return 16 if wanted>16*slowest else math.ceil(wanted/slowest)
 
-# %% ../../nbs/load/27_stats.ipynb #0929e0ff
+# %% ../../nbs/load/27_stats.ipynb #4bd2b1f1
 _COLORS = dict(start='#7f2704', wait='#d94801', copy='#fd8d3c', batch_tfms='#fdbe85', forward='#08519c',
                backward='#3182bd', step='#9ecae1', other='.8')
 
@@ -308,7 +309,7 @@ def plot(self:LoaderStats, figsize=(10,3.2)): # A matplotlib `Figure`
     plt.close(figure)
     return figure
 
-# %% ../../nbs/load/27_stats.ipynb #fe7ae16e
+# %% ../../nbs/load/27_stats.ipynb #79ae67c1
 @dataclass(repr=False)
 class LoaderSpeed:
     "How fast a loader is without a model"
@@ -331,6 +332,7 @@ class LoaderSpeed:
         how = f'num_workers={t.num_workers}, threads={t.threads}, prefetch={t.prefetch}'
         return '\n'.join([*lines, f"{'the loader':24} {self.samples_per_s:10,.0f} samples/s with {how}"])
 
+# %% ../../nbs/load/27_stats.ipynb #d6a5ea2b
 def load_for(
     dl, # A `RemoteDL`, which nobody else uses
     seconds:float, # For how long, from the first batch of each worker on; at most one epoch
@@ -373,7 +375,7 @@ def bench(self:TimedDL,
     The order of the loader, and the state of all random generators, are left as they are."""
     return _speed(self, seconds)
 
-# %% ../../nbs/load/27_stats.ipynb #d256213e
+# %% ../../nbs/load/27_stats.ipynb #b6c241c0
 def _candidates(dl, cores):
     """Pairs of numbers of workers and threads: the present one, then powers of two up to `cores`
 
