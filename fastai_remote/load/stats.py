@@ -285,9 +285,9 @@ _COLORS = dict(start='#7f2704', wait='#d94801', copy='#fd8d3c', batch_tfms='#fdb
                backward='#3182bd', step='#9ecae1', other='.8')
 
 @patch
-def plot(self:LoaderStats, figsize=(10,3.2)): # A matplotlib `Figure`
+def plot(self:LoaderStats, figsize=(10,3)): # A matplotlib `Figure`
     "The parts of each step, and the stages of the loader: data in orange, the model in blue"
-    figure,(left,right) = plt.subplots(1, 2, figsize=figsize, layout='constrained', width_ratios=(3,2))
+    figure,(left,right) = plt.subplots(1, 2, figsize=figsize, dpi=72, layout='constrained', width_ratios=(3,2))
     rows = 1000*np.array(self.history.rows.rows)
     per = self.history.rows.per
     names,total = list(PARTS),rows[:,:len(PARTS)].sum()
