@@ -42,6 +42,7 @@ _names = {
     'load.splitters': 'FieldSplitter KFoldSplitter RandomStoreSplitter StoreSplitter',
     'load.normalize': 'MeanImage',
     'load.resume': 'Resume',
+    'load.stats': 'LoaderStats',
     'block': 'RedisBlock RemoteDL ShardBlock',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}

@@ -39,6 +39,7 @@ from .load.splitters import FieldSplitter as FieldSplitter
 from .load.splitters import KFoldSplitter as KFoldSplitter
 from .load.splitters import RandomStoreSplitter as RandomStoreSplitter
 from .load.splitters import StoreSplitter as StoreSplitter
+from .load.stats import LoaderStats as LoaderStats
 from .load.texts import TextOptions as TextOptions
 from .load.texts import tokenize_store as tokenize_store
 from .order.permutation import Permutation as Permutation
@@ -65,6 +66,7 @@ __all__ = [
     'FieldSplitter',
     'IngestError',
     'KFoldSplitter',
+    'LoaderStats',
     'MeanImage',
     'MemoryStore',
     'MissingSample',

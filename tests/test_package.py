@@ -19,7 +19,7 @@ NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError MemorySto
     StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items
     image_samples redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples
-    img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store Resume'''.split()
+    img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store Resume LoaderStats'''.split()
 BY_NAME = 'DamagedTar IngestReport Permutation RedisWriter RemoteItems VerifyReport simplify'.split()
 # a package imports from those before it
 LAYERS = 'runs core clock processes parallel order codec store write source ingest load block testing cli'.split()

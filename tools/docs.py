@@ -20,7 +20,7 @@ package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
 PACKAGES = 'core clock processes parallel order codec store write source ingest load block cli'.split()
 
-GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'resuming', 'kinds', 'changing', 'failures',
+GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'speed', 'resuming', 'kinds', 'changing', 'failures',
          'servers', 'sizing', 'credentials', 'command_line', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
 # In the order in which one would read them: what most users need first, engines last

@@ -24,6 +24,7 @@ from ..core import CorruptSample, MissingSample
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .prefetch import FetchThreads
+from .stages import stage
 from ..order.permutation import Permutation
 
 # --- Batch
@@ -210,6 +211,7 @@ class BatchReader:
             for number in batch.bad: self.report(number)
         return batch
 
+    @stage('fetch')
     def read(self,
         positions:list, # Of one batch
         shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards

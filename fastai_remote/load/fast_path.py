@@ -20,6 +20,7 @@ from .batch import fetch_of, NoSamples, StoreInputs
 from .equivalence import image_tfms, is_idle, why_changed, why_image, why_stock_changed, why_unknown
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, int_to_float
+from .timed import TimedBatch
 from .whole import WholeBatches
 
 # --- BatchPipeline
@@ -34,6 +35,7 @@ class BatchPipeline(Pipeline):
     memory = None   # the `BatchMemory` of the floats
     known = None   # the first transform, during an epoch at whose beginning `why_stock` was empty
     seeds = None   # the `EpochSeeds`, during an epoch of a loader with a `seed`
+    times = None   # `BatchTimes`, if the batches of the loader are to be timed
     @classmethod
     def of(cls,
         pipeline # The `after_batch` of a loader
@@ -49,6 +51,7 @@ class BatchPipeline(Pipeline):
         return why_unknown(self.fs[0], (IntToFloatTensor,), *types) or why_stock_changed() or why_changed(*types)
 
     def __call__(self, o):
+        if type(o) is TimedBatch: return self.times.opened(o, self)
         if self.seeds is not None: self.seeds.begin_step()
         if type(o) is NoSamples: return o
         is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)

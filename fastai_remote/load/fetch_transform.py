@@ -22,6 +22,7 @@ from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
 from .lazy_image import create_image, open_image, picture_of
+from .stages import stage
 from ..store.base import corrupt_value, decode_value, field_codec, Store
 from ..store.fields import parse_field
 
@@ -122,6 +123,7 @@ class Fetch(DisplayedTransform):
         try: return self.draw.create(x) if isinstance(x, bytes) else x
         except ValueError: return x   # an image file
 
+    @stage('decode')
     def _of_number(self, number):
         """The object of sample `number`: what `_image` returns for images, else the decoded and converted value
 

@@ -20,6 +20,7 @@ from ..codec.arrays import from_pixels
 from ..codec.base import Codec
 from ..codec.images import check_image
 from ..codec.pixels import RESAMPLES, PixelPlan, TURNS, jpeg_header, JpegSource, PixelSource
+from .stages import stage
 
 try: from fastai_remote.codec import _pixels
 except ImportError: _pixels = None   # the C extension was not built: PyTorch divides, and Pillow resizes
@@ -80,6 +81,7 @@ class EncodedImage:
         "The class of fastai that this one makes lazy"
         return cls.__mro__[2]
 
+    @stage('decode')
     def pixels(self,
         out:np.ndarray=None # Where to write them; default: a new array
     )->np.ndarray: # `uint8`, shape (channels, height, width)

@@ -39,10 +39,12 @@ from .epoch_order import check_balance, epoch_order, shard_sizes
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
-from .fast_path import BatchPipeline, decide_path
+from .fast_path import BatchPath, BatchPipeline, decide_path
 from .prefetch import FetchThreads, shard_prefetch
 from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
+from .stages import stage
+from .timed import timed, TimedDL
 from .show import ShownDL
 from ..order.base import Order
 from ..order.permutation import checked_seed, Permutation
@@ -132,7 +134,7 @@ class BadSamples:
 _not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
                 "on_bad='replace' would use another sample in its place")
 
-class RemoteDL(SeededDL, ShownDL):
+class RemoteDL(SeededDL, TimedDL, ShownDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
@@ -301,11 +303,20 @@ class RemoteDL(SeededDL, ShownDL):
         for store in inputs.stores: store.new_epoch()
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
+        if inputs.fetches: batches = self.built(path, inputs, self._fetched(inputs, samps))
+        else: batches = super().create_batches(self.all_seeded(samps))
+        yield from batches if self.times is None else timed(batches, NoSamples)
+
+    def built(self,
+        path:BatchPath, # How to build batches
+        inputs:StoreInputs, # Those of the dataset
+        batches # Iterable of `Batch`
+    ): # Yields batches
+        "What is built of `batches`, before `after_batch`"
         self._path = path
         try:
-            if not inputs.fetches: yield from super().create_batches(self.all_seeded(samps))
-            elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetched(inputs, samps))
-            else: yield from self._item_batches(inputs, self._fetched(inputs, samps))
+            if path.whole: yield from self._whole_batches(path.whole, inputs, batches)
+            else: yield from self._item_batches(inputs, batches)
         finally: self._path = None
 
     # Fetch: the values of a batch
@@ -368,6 +379,7 @@ class RemoteDL(SeededDL, ShownDL):
         try: return super().chunkify(b)
         finally: self.drop_last = drop_last
 
+    @stage('transform')
     def do_item(self, s):
         "The item at a position. With `on_bad`, one that cannot be decoded is replaced, or `None`, which leaves it out."
         if self.on_bad=='raise' or self._bad is None: return self._item(s)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from .items import RemoteItems
+from .stages import in_threads
 from ..order.ranks import shard_permutation_of
 from ..order.shards import ShardPermutation
 from ..store.base import Store
@@ -107,7 +108,7 @@ class FetchThreads:
         """Start `f(*args)` in one of the threads; returns a function that waits for the result and returns it
 
         That function raises what `f` raises. With 0 threads, it calls `f(*args)` itself: call it only once."""
-        return self.executor.submit(f, *args).result if self.executor else lambda: f(*args)
+        return self.executor.submit(in_threads(f), *args).result if self.executor else lambda: f(*args)
 
     def __enter__(self): return self.submit
     def __exit__(self, *exc):

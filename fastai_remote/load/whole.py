@@ -28,6 +28,7 @@ from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unkn
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack_images
 from .shared_buffers import allocate, give_up, OutgoingTensor
+from .stages import stage
 
 # --- Images
 
@@ -93,13 +94,18 @@ class _ImageMaker(_TensorMaker):
 
         Raises what opening an image or a transform raises."""
         if not self.tfms: return values
-        if self.codec.name=='strokes': values = list(self.fetch.draw.arrays(values))
-        elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
-        images = [open_image(o, self.cls, **self.options) for o in values]
+        images = self._opened(values)
         for k,image in enumerate(images):
             if begin_sample: begin_sample(k)
             images[k] = compose_tfms(image, self.tfms, split_idx=self.split_idx)
         return [image if self._waits(image) else open_image(image, self.cls) for image in images]
+
+    @stage('decode')
+    def _opened(self, values):
+        "The images in `values`, a list; JPEGs, arrays and drawings are not decoded yet, or not resized"
+        if self.codec.name=='strokes': values = list(self.fetch.draw.arrays(values))
+        elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
+        return [open_image(o, self.cls, **self.options) for o in values]
 
     def _waits(self, image):
         "Is `image` still encoded? A padded one is not."
@@ -115,6 +121,7 @@ class _ImageMaker(_TensorMaker):
         is_mask = issubclass(self.cls, PILMask)
         return OutgoingTensor(x[:,0] if is_mask else x, self.cls._tensor_cls, self.channels//x.shape[1])
 
+    @stage('decode')
     def _drawn(self, values):
         """Drawings of strokes as a tensor of bytes, shape (n, channels, height, width)
 
@@ -155,6 +162,7 @@ class _ImageMaker(_TensorMaker):
         has_shape = array.ndim==2 or array.ndim==3 and array.shape[2] in {1,self.channels}
         return array.dtype==np.uint8 and array.size>0 and has_shape
 
+    @stage('decode')
     def _stacked(self, arrays, n=None):
         """Arrays of shape (height, width) or (height, width, channels) as a tensor (n, channels, height, width)
 
@@ -302,6 +310,7 @@ class WholeBatches:
 
     def __bool__(self): return len(self.makers)>0
 
+    @stage('transform')
     def begin(self,
         columns:list, # The values of each pipeline: a list or an array, one value for each position
         begin_sample=None # `begin_sample(k)`, called before the transforms of sample `k` of the batch
@@ -310,6 +319,7 @@ class WholeBatches:
         try: return [maker.begin(values, begin_sample) for maker,values in zip(self.makers, columns)]
         except Exception: return None
 
+    @stage('collate')
     def finish(self,
         begun:list # Result of `begin`
     )->tuple: # A tensor for each pipeline, or in a worker of the loader an `OutgoingTensor`; `None` as in `begin`
