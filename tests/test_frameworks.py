@@ -1,7 +1,7 @@
 """Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
 
 Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
-import json, math, os, re, socket, subprocess, sys, tempfile
+import itertools, json, math, os, re, socket, subprocess, sys, tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from clusters import one_ray_at_a_time
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
+from fastai_remote.load.stateful import for_workers
 
 processes = pytest.mark.xdist_group('processes')
 
@@ -171,7 +172,7 @@ def test_the_examples_of_the_guide_are_those_of_these_tests():
     examples = re.findall(r'(?ms)^```py\n(.*?)^```', guide)
     scripts = {line.strip() for line in Path(__file__).read_text(encoding='utf-8').splitlines()}
     lines = [re.sub(' +#.*', '', line).strip() for line in '\n'.join(examples).splitlines()]
-    assert len(examples)==7 and not [line for line in lines if line not in scripts and line!='for x,y in loader: …']
+    assert len(examples)==8 and not [line for line in lines if line not in scripts and line!='for x,y in loader: …']
 
 # --- torchdata
 
@@ -217,6 +218,37 @@ def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, stops
         if kind=='select': assert seen==dict.fromkeys((i for i in range(N) if i%3), 1)
         if stop==1 and times:
             assert Counter(i for x,_ in again for i in numbers(x))==dict.fromkeys(range(N), times)   # the next epoch
+
+@pytest.mark.parametrize('kind', ['batches','batched'])
+def test_any_number_of_workers_continues_the_batches_of_an_epoch(path, kind):
+    "Also what others have continued, with states of every third step; the next epoch has all samples again"
+    def loader(workers):
+        made = stateful(KINDS[kind][0](dataset(path)), workers)
+        made.snapshot_every_n_steps = 3
+        return made
+    state,seen = state_after(first:=loader(2), 0),[]
+    first.load_state_dict(state)
+    whole = [numbers(x) for x,_ in first]
+    for workers,n in (2,5),(3,4),(0,7),(1,30):
+        again = loader(workers)
+        again.load_state_dict(for_workers(state, workers))
+        batches = iter(again)
+        seen += [numbers(x) for x,_ in itertools.islice(batches, n)]
+        state = again.state_dict()
+    assert seen==whole and Counter(sum(seen, []))==dict.fromkeys(range(N), 1)
+    assert Counter(i for x,_ in again for i in numbers(x))==dict.fromkeys(range(N), 1)
+
+def state_after(loader, n):
+    "The state of `loader` after `n` batches"
+    batches = iter(loader)
+    for _ in range(n): next(batches)
+    return loader.state_dict()
+
+@pytest.mark.parametrize('kind,workers', [('mix',2), ('select',0), ('repeat',0)])
+def test_workers_of_a_stream_cannot_be_others(path, kind, workers):
+    state = state_after(stateful(KINDS[kind][0](dataset(path)), workers), 2)
+    with pytest.raises(ValueError, match='only be continued with the number of workers that it was saved with'):
+        for_workers(state, 3)
 
 def another_copy(path, folder):
     "The same samples in shards of another size"

@@ -2,7 +2,7 @@
 
 Docs: page `load/epochs`"""
 import multiprocessing, os, sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from weakref import WeakSet
 
 import numpy as np
@@ -53,6 +53,12 @@ class Consumer:
     world_size:int=1 # Number of ranks
     worker:int=0 # This worker of the rank
     num_workers:int=1 # Workers of each rank
+    lanes:int=None # What `num_workers` was when the epoch began, if another process goes on; the order depends on it
+
+    @property
+    def order_workers(self)->int:
+        "The number of workers that the order of the epoch was made for"
+        return self.lanes or self.num_workers
 
     @property
     def count(self)->int:
@@ -211,6 +217,8 @@ class Epochs:
         "An iterator of the results of one process in an epoch, from number `first` on"
         raise NotImplementedError
 
+    in_turn = False # Is result `k` of an epoch, whoever makes it, known from `k` and the order alone?
+
     def options(self)->dict:
         "What else the results of an epoch depend on, as far as it can be compared: names and numbers"
         return {}
@@ -247,11 +255,13 @@ class EpochIterator:
         "Stop reading"
         if self.iterator is not None: self.iterator.close()
 
-    def _options(self): return asdict(self.consumer)|self.source.options()
+    def _options(self):
+        return {name:value for name,value in asdict(self.consumer).items() if name!='lanes'}|self.source.options()
 
     def state_dict(self)->dict:
-        "The place in the epoch, and all that its order depends on"
-        return self._options()|dict(key=list(self.key), count=self.count)
+        "The place in the epoch, and all that its order depends on; `for_workers` knows by `lanes` what it can change"
+        lanes = self.consumer.order_workers if self.source.in_turn else None
+        return self._options()|dict(key=list(self.key), count=self.count, lanes=lanes)
 
     def load_state_dict(self,
         state:dict # What `state_dict` returned
@@ -267,4 +277,5 @@ class EpochIterator:
                                  'shards of other sizes, and cannot be continued with these')
             raise ValueError(f'{self.source!r}: this state is of an epoch with {name}={state.get(name)}, and cannot be '
                              f'continued with {name}={value}')
+        self.consumer = replace(self.consumer, lanes=state['lanes'])
         self.key,self.count,self.iterator = tuple(state['key']),state['count'],None
