@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fastai.callback.mixup import MixUp
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.text.all import AWD_LSTM, awd_lstm_clas_config, BaseTokenizer, text_classifier_learner
 from fastai.vision.all import *
 
 from fastai_remote import *
@@ -39,7 +40,7 @@ class BatchLog(Callback):
         self.seen += 1
         if self.seen==self.at: self.stop()
 
-CALLBACKS = {'mixup':MixUp, 'accumulate':lambda: GradientAccumulation(20),
+CALLBACKS = {'mixup':MixUp, 'cutmix':CutMix, 'accumulate':lambda: GradientAccumulation(20),
     'short':lambda: ShortEpochCallback(.5, short_valid=False),
     'csv':CSVLogger, 'save':lambda: SaveModelCallback(monitor='valid_loss'),
     'plateau':lambda: ReduceLROnPlateau(min_delta=10.), 'early':lambda: EarlyStoppingCallback(min_delta=10.),
@@ -49,14 +50,26 @@ def learner(store, folder, options, lines, resume, log=None, **kwargs):
     "A learner over `store` as the words in `options` say"
     item_tfms = [RandomResizedCrop(16), Jitter()] if 'jitter' in options else RandomResizedCrop(16)
     if 'balance' in options: kwargs['balance'] = 'cls'
+    kwargs |= {name:value for name,value in (('on_bad','skip'),('on_bad','replace')) if value in options}
+    cbs = [log or BatchLog(lines), resume, *(make() for name,make in CALLBACKS.items() if name in options)]
+    if 'texts' in options: return text_learner(store, folder, cbs, **kwargs)
     set_seed(1)   # of the model's first weights
     dls = DataLoaders.from_store(store, **{**dict(bs=8, num_workers=0, item_tfms=item_tfms, device='cpu', path=folder,
                                                   batch_tfms=aug_transforms(size=16)), **kwargs})
     head = nn.AdaptiveAvgPool2d(1),Flatten(),nn.Dropout(.3),nn.Linear(8, dls.c)
     model = nn.Sequential(ConvLayer(3, 8, stride=2), *head)
-    cbs = [log or BatchLog(lines), resume, *(make() for name,make in CALLBACKS.items() if name in options)]
     learn = Learner(dls, model, metrics=[accuracy, F1Score(average='macro')], cbs=cbs, loss_func=CrossEntropyLossFlat())
     learn.recorder.add_time,learn.recorder.train_metrics = False,'train_metrics' in options
+    return learn
+
+def text_learner(store, folder, cbs, **kwargs):
+    "A learner of texts, which are sorted by length"
+    set_seed(1)
+    config = dict(awd_lstm_clas_config, emb_sz=8, n_hid=8, n_layers=2)
+    dls = DataLoaders.from_store(store, text=TextOptions(tok=BaseTokenizer(), seq_len=16), bs=8, num_workers=0,
+                                 device='cpu', path=folder, **kwargs)
+    learn = text_classifier_learner(dls, AWD_LSTM, config=config, pretrained=False, seq_len=16, cbs=cbs)
+    learn.recorder.add_time = False
     return learn
 
 def train(learn, options, epochs=2):
@@ -66,7 +79,7 @@ def train(learn, options, epochs=2):
         if 'fine_tune' in options: learn.fine_tune(epochs, 1e-2)
         elif 'flat' in options: learn.fit_flat_cos(epochs, 1e-2)
         else: learn.fit_one_cycle(epochs, 1e-2)
-        predictions = learn.get_preds()[0]
+        predictions = tensor(0) if 'skip' in options else learn.get_preds()[0]   # a prediction for each sample
     recorder,states = learn.recorder,learn.opt.state_dict()['state']
     result = dict(model={k:digest(v) for k,v in learn.model.state_dict().items()}, predictions=digest(predictions),
         opt=[{k:digest(v) if isinstance(v, Tensor) else str(v) for k,v in state.items()} for state in states],

@@ -6,6 +6,7 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 from fastai_remote.core import StoreError
+from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
 from fastai_remote.load.distributed import RemoteDistributedDL
 from in_memory import in_memory
@@ -19,6 +20,15 @@ def sample(i):
     pixels = np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)
     return {'jpg':encoded(Image.fromarray(pixels), 'JPEG'), 'cls':f'c{i%4}', 'id':i}
 
+def damaged():
+    "A store in which every fifth image lacks its end: it opens, and cannot be decoded"
+    jpgs = [sample(i)['jpg'][:None if i%5 else -200] for i in range(N)]
+    return MemoryStore({'jpg':jpgs, 'cls':(np.arange(N)%4).astype('u1')}, vocab={'cls':[f'c{k}' for k in range(4)]})
+
+def text(i):
+    words = np.random.default_rng(i).integers(0, 40, 2+i%9)
+    return {'txt':' '.join(f'w{word}' for word in words), 'cls':f'c{i%2}'}
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('shards')/'d'
@@ -29,7 +39,9 @@ def folder(tmp_path_factory):
 def shards(folder): return ShardStore(folder)
 
 @pytest.fixture(scope='module')
-def stores(shards): return dict(memory=in_memory(range(N), sample), shards=shards)
+def stores(shards):
+    return dict(memory=in_memory(range(N), sample), shards=shards, texts=in_memory(range(N), text),
+                damaged=damaged())
 
 def loaders(store, **kwargs):
     return DataLoaders.from_store(store, **{**dict(bs=8, num_workers=0, item_tfms=RandomResizedCrop(16), seed=3,
@@ -159,12 +171,14 @@ def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **k
         if resume.writing is not None: resume.writing.result()   # a process that is killed may not get so far
 
 CASES = [('mixup', [3,6]), ('jitter train_metrics', [1,7]), ('fine_tune save csv', [2,9,8]), ('accumulate flat', [5]),
-    ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7])]
+    ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7]),
+    ('cutmix', [3]), ('skip', [2,7]), ('replace', [4,3]), ('texts', [4,9])]
 
 @pytest.mark.parametrize('options,stops', CASES)
 def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, options, stops):
     "Batches, weights after each of them, optimiser, recorder, log and predictions are the same bits"
-    store = stores['shards' if 'csv' in options or 'balance' in options else 'memory']
+    names = {'csv':'shards', 'balance':'shards', 'skip':'damaged', 'replace':'damaged', 'texts':'texts'}
+    store = stores[next((name for word,name in names.items() if word in options), 'memory')]
     done,result = straight(store, tmp_path/'a', options)
     done_again,result_again = stopped(store, tmp_path/'b', options, stops)
     assert done_again==done and result_again==result
