@@ -1,5 +1,5 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import json, os, signal, warnings
+import json, multiprocessing, os, signal, warnings
 
 import pytest
 from fastai.vision.all import *
@@ -102,6 +102,23 @@ def test_a_batch_of_all_ranks_does_not_depend_on_their_number(stores, kind, kwar
     one,*others = [batches(world_size) for world_size in (1,2,4)]
     assert len(one)==3
     for other in others: assert digests(zip(other))==digests(zip(one))
+
+@pytest.mark.parametrize('lanes,overlaps', [(4,False), (2,False), (8,False), (3,True), (6,True)])
+def test_ranks_that_divide_the_lanes_read_shards_of_their_own(shards, lanes, overlaps):
+    "Others read some shards twice, and one warning says so"
+    def shards_of(rank):
+        train = loaders(shards, bs=8, lanes=lanes, interleave=1, batch_tfms=None).train
+        dl = RemoteDistributedDL(train, rank=rank, world_size=2)
+        for _ in range(2):
+            dl.randomize()
+            numbers = train.dataset.items.numbers_at(dl.get_idxs()[np.arange(24)])
+        return set(shards.shards.at(numbers)[0].tolist())
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        first,second = map(shards_of, range(2))
+    told = [str(w.message) for w in found if 'some shards are read by several ranks' in str(w.message)]
+    assert bool(first&second)==overlaps and len(told)==overlaps
+    if told: assert f'2 ranks with batches of 16 samples together do not divide {lanes} lanes evenly' in told[0]
 
 def test_each_pass_of_tta_draws_other_numbers(stores):
     dls = loaders(stores['memory'])
@@ -377,6 +394,24 @@ if __name__=='__main__':
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, path=out)
     with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 1e-2)
 '''
+
+def rank_that_reads(file, store, half, rank, said):
+    "A process of two ranks, which begins to train with the state in `file`"
+    torch.distributed.init_process_group('gloo', init_method=f'file://{half}/meet', rank=rank, world_size=2)
+    try: plain(store, half, Resume(half/file)).fit(2, 1e-2)
+    except ValueError as e: said.put(str(e))
+    finally: torch.distributed.destroy_process_group()
+
+def test_ranks_that_read_different_states_say_so(stores, half, monkeypatch):
+    monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
+    fork = multiprocessing.get_context('fork')
+    said,files = fork.SimpleQueue(),('run.ckpt','on_another_disk.ckpt')
+    ranks = [fork.Process(target=rank_that_reads, args=(file, stores['shards'], half, rank, said))
+             for rank,file in enumerate(files)]
+    for rank in ranks: rank.start()
+    expected = 'rank 0 reads a state of fit 1, epoch 1, batch 3, and rank 1 reads no state; give a path or URL'
+    for _ in ranks: assert expected in said.get()
+    for rank in ranks: rank.join()
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')

@@ -10,7 +10,7 @@ Docs: page `load/distributed`"""
 # `learn.distrib_ctx()` makes a `DistributedDL` of every loader, and that of a `RemoteDL` is a `RemoteDistributedDL`:
 # see block. It needs `accelerate`, as fastai's own does.
 
-import random
+import random, warnings
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fastai.distributed import DistributedDL
 from fastai.torch_core import apply
 
 from .batch import NoSamples, without_empty
+from .epoch_order import shard_sizes
 from .loader import ending_workers, RemoteDL, WorkerLoader
 from ..order.base import Order
 
@@ -29,6 +30,7 @@ class RemoteDistributedDL(DistributedDL):
     def __init__(self, dl, *args, **kwargs):
         "Raises `ValueError` for a loader with `on_bad='skip'` on several ranks"
         super().__init__(dl, *args, **kwargs)
+        self.has_told = False   # that ranks read some of the same shards
         self.fake_l = WorkerLoader(self.fake_l)
         if dl.on_bad=='skip' and self.world_size>1:
             raise ValueError(f"{dl.store_names}: on_bad='skip' would give the ranks different numbers of samples, and "
@@ -56,6 +58,7 @@ class RemoteDistributedDL(DistributedDL):
     def get_idxs(self):
         dl = self.dl
         if not dl.is_seeded: self._agree()
+        self._tell_of_overlap()
         order = dl.get_idxs()
         if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
         if dl.in_place: _check_same(order, dl)
@@ -65,6 +68,16 @@ class RemoteDistributedDL(DistributedDL):
         share = dl.share(order, self.rank, self.world_size)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
+
+    def _tell_of_overlap(self):
+        "Warn once, on the first rank, if the shards of lanes that a seed fixes are read by several ranks"
+        dl,n,bs = self.dl,self.world_size,self.global_bs
+        if self.has_told or self.rank or n==1 or not dl.is_seeded or not dl.shuffle or shard_sizes(dl) is None: return
+        if dl.lanes%n==0 and bs%dl.lanes==0: return
+        self.has_told = True
+        warnings.warn(f'{dl.store_names}: {n} ranks with batches of {bs} samples together do not divide {dl.lanes} '
+                      'lanes evenly, so some shards are read by several ranks; they are not with a lanes= that is a '
+                      f'multiple of {n} and divides {bs}', stacklevel=3)
 
     def _agree(self):
         "Gives all ranks the random generator of the first one; with a `seed`, they have the same without asking"

@@ -113,6 +113,12 @@ class Resume(Callback):
 def _say(text):
     if not int(os.environ.get('RANK', 0)): print(text, flush=True)
 
+def _place_of(state):
+    "Where a state is, in words"
+    if not state: return 'no state'
+    if state['is_over']: return f'a state after fit {state["fit"]}'
+    return f'a state of fit {state["fit"]+1}, epoch {state["epoch"]+1}, batch {state["loader"]["batch"]:,}'
+
 @patch
 def is_done(self:Resume,
     learn:Learner, # Whose `fit` was called
@@ -121,10 +127,13 @@ def is_done(self:Resume,
 )->bool:
     """Is this fit over, so that nothing is to be trained? Then its results are put in place, if it was the last one
 
-    Raises `ValueError` if it had another number of epochs, and what `CheckpointFile.read` raises."""
+    Raises `ValueError` if it had another number of epochs or the ranks read different states, and what
+    `CheckpointFile.read` raises."""
     name = self.file.name
+    if self.agreement is None: self.agreement = _Agreement()
     if not self.was_read:
         self.found,self.was_read = self.file.read(),True
+        self.agreement.check_same(_place_of(self.found), name)
         if self.found and self.found['is_over'] and self.again: self.found = None
         if self.found: self.n_epochs = self.found['n_epochs'][:]
     found = self.found
@@ -156,7 +165,6 @@ def begin(self:Resume,
     self.fit_number,self.goes_on = fit,bool(found) and found['fit']==fit and not found['is_over']
     self.n_epochs[fit:] = [learn.n_epoch]
     self.saved_at,self.at_first = monotonic(),{key:dict(vars(o)) for key,o in self._objects(learn).items()}
-    if self.agreement is None: self.agreement = _Agreement()
     batches = len(learn.dls.train)
     learn.all_batches = partial(self._all_batches, learn.all_batches)
     if not self.goes_on:
@@ -236,7 +244,7 @@ def after_batch(self:Resume):
     if told: self._stop(told)
 
 class _Agreement:
-    "The greatest number that any rank gives, known to all at the next call: nobody waits for it"
+    "What all ranks have to know of each other"
     def __init__(self):
         distributed = torch.distributed
         is_used = distributed.is_available() and distributed.is_initialized()
@@ -244,10 +252,23 @@ class _Agreement:
         self.group = distributed.new_group(backend='gloo') if self.n>1 else None
         self.work = self.value = None
 
+    def check_same(self,
+        place:str, # What this rank has read
+        name:str # Of the file, for the message
+    ):
+        "Raise `ValueError` on all ranks if they have read different states: they would wait for each other for ever"
+        if self.n==1: return
+        places = [None]*self.n
+        torch.distributed.all_gather_object(places, place, self.group)
+        other = next((rank for rank in range(self.n) if places[rank]!=places[0]), None)
+        if other is None: return
+        raise ValueError(f'{name}: rank 0 reads {places[0]}, and rank {other} reads {places[other]}; give a path or URL '
+                         'of one file that all ranks can read')
+
     def of_all(self,
         number:int # That of this rank
     )->int:
-        "With one rank, `number`; else the greatest of those that were given in the call before"
+        "With one rank, `number`; else the greatest of those that were given in the call before: nobody waits for it"
         if self.n==1: return number
         if self.work is not None: self.work.wait()
         known = 0 if self.value is None else int(self.value)

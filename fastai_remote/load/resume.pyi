@@ -108,6 +108,9 @@ class Resume(Callback):
 def _say(text):
     ...
 
+def _place_of(state):
+    ...
+
 class _Agreement:
     group: Any
     work: Any
@@ -116,6 +119,9 @@ class _Agreement:
     n: Any
 
     def __init__(self):
+        ...
+
+    def check_same(self, place: str, name: str):
         ...
 
     def of_all(self, number: int) -> int:

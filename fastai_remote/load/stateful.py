@@ -35,7 +35,8 @@ def for_workers(
     result = {name:main[name] for name in ('_index_sampler_state','_IterableDataset_len_called','_shared_seed')}
     result |= {'_sampler_iter_state':at(0, given) if sampler else None, '_sampler_iter_yielded':given}
     finished = {'_iterator_finished':state['_iterator_finished']}
-    if not num_workers: return {**result, '_num_yielded':given, 'dataset_state':None, 'fetcher_state':fetcher(0), **finished}
+    if not num_workers:
+        return {**result, '_num_yielded':given, 'dataset_state':None, 'fetcher_state':fetcher(0), **finished}
     base_seed = main.get('_base_seed', torch.initial_seed())   # of the random numbers of workers
     return {'_snapshot':{'_snapshot_step':given, '_last_yielded_worker_id':(given-1)%count,
                          '_main_snapshot':{**result, '_num_workers':num_workers, '_base_seed':base_seed},
