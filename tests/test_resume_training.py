@@ -1,5 +1,5 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import json, multiprocessing, os, signal, warnings
+import json, multiprocessing, os, signal, socket, subprocess, sys, warnings
 
 import pytest
 from fastai.vision.all import *
@@ -384,8 +384,9 @@ class Each(Callback):
 if __name__=='__main__':
     folder,out,at,bs = sys.argv[1:]
     torch.set_num_threads(1)
-    if num_distrib(): torch.distributed.init_process_group('gloo', init_method=f'file://{os.environ["MEET"]}',
-                                                           rank=rank_distrib(), world_size=num_distrib())
+    meet = os.environ.get('MEET')   # else whoever launched the ranks says where they meet
+    if num_distrib() and meet: torch.distributed.init_process_group(
+        'gloo', init_method=f'file://{meet}', rank=rank_distrib(), world_size=num_distrib())
     set_seed(1)
     dls = DataLoaders.from_shards(folder, bs=int(bs), num_workers=1, item_tfms=RandomResizedCrop(16), device='cpu')
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Flatten(), nn.Linear(4, dls.c))
@@ -450,6 +451,29 @@ def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interp
         run(name, int(name))
         assert seen(name)[0]==expected[0]
     assert seen('2')[1]==expected[1]
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('processes')
+def test_what_accelerate_launch_began_one_process_continues(folder, tmp_path, interpreters):
+    "The samples of both ranks together are those of a loader of one process"
+    (tmp_path/'script.py').write_text(RANKS)
+    env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo', TESTS=str(HERE), ACCELERATE_USE_CPU='1')
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    options = '--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no'.split()
+    command = [Path(sys.executable).parent/'accelerate', 'launch', *options, f'--main_process_port={port}',
+               tmp_path/'script.py', folder, tmp_path, 4, 4]
+    begun = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+    assert begun.returncode and 'exitcode  : 143' in begun.stderr, begun.stderr[-2000:]
+    ended = interpreters.run(tmp_path/'script.py', folder, tmp_path, 0, 8, env=env)
+    assert not ended.returncode and 'goes on in epoch 1 of 2 at batch 5 of 6' in ended.stdout, ended.stderr[-2000:]
+    ranks = [read_lines(tmp_path/f'2.{rank}.txt') for rank in range(2)]
+    found = {tuple(lines[0][0]):sum((line[1] for line in lines), []) for lines in zip(*ranks)}
+    found |= {tuple(place):samples for place,samples,_ in read_lines(tmp_path/'1.0.txt')}
+    dl = loaders(ShardStore(folder), batch_tfms=None, seed=0).train
+    expected = {(epoch,k):[digest(x) for x in batch[0]] for epoch in range(2) for k,batch in enumerate(dl)}
+    assert found==expected
 
 def test_what_comes_before_the_batch_is_not_computed():
     "At nine tenths of fifty million samples"
