@@ -63,12 +63,12 @@ class ShardNumbers(ShardStore):
 
 # --- loaders of `n` samples: `DataLoaders`, and items for a test loader
 
-def of_store(store, block='ShardBlock'):
+def of_store(store, block='ShardBlock', **kwargs):
     import fastai_remote as fr
     from fastai.vision.all import DataBlock
     blocks = getattr(fr, block),getattr(fr, block)('cls')
     dblock = DataBlock(blocks, get_items=fr.get_remote_items, splitter=fr.RandomStoreSplitter(0.2))
-    return dblock.dataloaders(store, bs=64, num_workers=2),fr.get_remote_items(store)
+    return dblock.dataloaders(store, bs=64, num_workers=2, **kwargs),fr.get_remote_items(store)
 
 def ours(n): return of_store(Numbers(n), 'RedisBlock')
 def shards(n): return of_store(ShardNumbers(n))
@@ -112,6 +112,12 @@ def streams(n):
     made = [mix([one.shuffle(), half.shuffle()]).batched(64), mix([one,half], [1,1], end=n).batched(64),
             one.select(bool).shuffle().repeat(2).batched(64)]
     return [DataLoader(stream, batch_size=None, num_workers=1) for stream in made],made[0]
+
+def ranks(n):
+    "The loaders of four ranks, with a seed"
+    from fastai_remote.load.distributed import RemoteDistributedDL
+    train = of_store(ShardNumbers(max(n, 80_000)), seed=0)[0].train   # of a quarter, 200 batches are read
+    return [RemoteDistributedDL(train.new(), rank=rank, world_size=4) for rank in range(4)],train
 
 # --- measuring
 
@@ -183,7 +189,7 @@ def day_of_torch(n, n_batches, loaders):
 
 def measure(n, n_batches=200, loaders=ours):
     "A working day of `n` samples, the same `loaders`: bytes. Its memory is taken while the loaders live"
-    day = day_of_torch if loaders in (batches,streams) else day_of_fastai
+    day = day_of_torch if loaders in (batches,ranks,streams) else day_of_fastai
     day(20_000, n_batches, loaders)   # imports, thread pools and the allocator's reserve for batches are not the data's
     gc.collect()
     before = own()
@@ -207,7 +213,7 @@ TEXTS = 6*50*million   # 4 bytes a sample, and for a classifier, whose validatio
 # bytes of the parent, of the growth of a worker, and of a pickle; workers
 LIMITS = {'ours':(30*MB, 20*MB, MB, 2), 'shards':(30*MB, 20*MB, MB, 2), 'tiered':(30*MB, 20*MB, MB, 3),
           'tokens':(TEXTS+30*MB, 20*MB, TEXTS, 2), 'language_model':(TEXTS*4//6+30*MB, 20*MB, TEXTS, 2),
-          'batches':(15*MB, 15*MB, 3000, 8), 'streams':(15*MB, 15*MB, 20_000, 3)}
+          'ranks':(30*MB, 20*MB, MB, 8), 'batches':(15*MB, 15*MB, 3000, 8), 'streams':(15*MB, 15*MB, 20_000, 3)}
 
 @pytest.mark.parametrize('loaders', LIMITS)
 def test_fifty_million_samples_cost_little_memory(measured, loaders):
