@@ -1,5 +1,5 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import json, multiprocessing, os, signal, socket, subprocess, sys, warnings
+import inspect, json, multiprocessing, os, signal, socket, subprocess, sys, warnings
 
 import pytest
 from fastai.vision.all import *
@@ -8,6 +8,7 @@ from fastai_remote import *
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
+from fastai_remote.load.equivalence import image_tfms
 from fastai_remote.load.distributed import RemoteDistributedDL
 from in_memory import in_memory
 from inputs import encoded
@@ -67,6 +68,17 @@ def test_a_batch_is_a_function_of_the_seed_the_epoch_and_the_position(stores, ki
         assert digests(train)==first[start:] and (train.epoch,train.start)==(1,0)
         assert digests(train)==second
     assert digests(loaders(stores[kind], seed=4, **kwargs).train)!=first
+
+def test_known_transforms_draw_from_random_alone():
+    "Whole batches seed nothing else for a sample"
+    made = [cls(8) if 'size' in inspect.signature(cls).parameters else cls(p=1.) for cls in image_tfms()]
+    image,drawn = PILImage.create(np.zeros((20,24,3), np.uint8)),[]
+    for tfm in [*made, *(Resize(8, method=method) for method in (ResizeMethod.Squish, ResizeMethod.Pad))]:
+        before,others = random.getstate(),(np.random.get_state()[1:3],torch.get_rng_state())
+        tfm(image, split_idx=0)
+        drawn.append(random.getstate()!=before)
+        assert str(others)==str((np.random.get_state()[1:3],torch.get_rng_state())), tfm
+    assert len(made)==6 and sum(drawn)>=4
 
 def test_an_epoch_is_not_disturbed_by_another_of_the_same_loader(stores):
     train,seen = loaders(stores['memory']).train,[]

@@ -439,7 +439,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
                     yield from self._no_samples(batch)
                     continue
                 state = random.getstate()
-                def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k)
+                def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
                 begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
