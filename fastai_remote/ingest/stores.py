@@ -18,6 +18,7 @@ Docs: page `ingest/stores`"""
 # A worker only reads. So a pickle of a store names its reader, and the process that unpickles it imports no writer.
 # `changeable` makes a store of a reader again.
 
+from importlib import import_module
 from typing import Self
 
 from .copy import copy_store, map_store, resize_store
@@ -49,7 +50,8 @@ class DatasetOps:
     A store is a class of these methods and of a reader, `class RedisStore(DatasetOps, RedisReader)`. A dataset that can
     be changed also has `reviser`, which makes what writes a new version, and `reopened`, which opens it."""
     reader_class:type = None # The class that pickles name, and that workers read with; default: that of the store
-    for_users = 'add_fields','append','clean','copy','drop_fields','edit','map','resize','verify'
+    for_users = ('add_fields','add_losses','append','clean','copy','drop_fields','edit','map','report','resize','show',
+                 'verify')
 
     def reviser(self,
         change # A `Change`
@@ -180,6 +182,53 @@ class DatasetOps:
 
         The report also names what has no checksums. Raises `StoreUnavailable`."""
         return verify_store(self, num_workers, chunk, progress)
+
+    # --- Looking
+
+    # The package `view` comes after this one, and some of it needs fastai. So it is imported when it is used.
+
+    def show(self,
+        numbers=None, # Sample numbers, a list or an array; default: some from all over the dataset
+        n:int=12, # How many samples to show; all of `numbers` are shown
+        split:str=None, # Only samples of this split
+        where:dict=None, # Only samples with these values, `{field: values}`, as in `RemoteItems.where`
+        label=None, # Only samples with this label, or one of a list of labels, of `cls` or else the first such field
+        **kwargs # `figsize`, `ncols` and others, as for fastai's `get_grid`
+    ): # A list of axes; of samples without pictures, the table (a pandas DataFrame), which is also displayed
+        """Show samples with their labels, as fastai shows those of a batch
+
+        A value that is missing or damaged is shown as its error. Raises `IndexError`, and `ValueError` for an unknown
+        split or if there is no such sample, what `RemoteItems.where` raises, and `StoreUnavailable`."""
+        return _view('show').show_samples(self, numbers, n, split, where, label, **kwargs)
+
+    def report(self,
+        path, # The file to write, such as `pets.html`
+        n:int=100, # Samples that are shown
+        sample:int=1000 # Samples that are read for sizes of images and bytes of fields
+    ): # The path, a `Path`
+        """Write a page with an overview of the dataset and pictures of some samples, in one file of at most 5 MB
+
+        It needs no network and no script. Raises `OSError`, `StoreUnavailable`."""
+        return _view('html').write_report(self, path, n, sample)
+
+    def add_losses(self,
+        learn, # A `Learner` whose loaders read a dataset with the fields of this one
+        split:str|list='valid', # The split, or several; `None`: all samples
+        bs:int=None # Samples of a batch; default: that of the learner
+    )->Self: # The new version
+        """Store how wrong a model is about each sample of a split: the fields `loss.f4`, `pred.cls`, `confidence.f4`
+
+        `loss.f4` is the loss, `pred.cls` the label that was predicted, and `confidence.f4` its probability. Other
+        samples have `nan`, and the label '' (of numbers: -1). If the target is no single label, there is only
+        `loss.f4`. A second call replaces all of these fields. Raises `ValueError` for an unknown split, and what
+        `add_fields` raises."""
+        return _view('losses').add_losses(self, learn, split, bs)
+
+    def _repr_html_(self):
+        "The table that Jupyter shows, with some samples if they can be read within a second"
+        return _view('html').notebook_html(self) or super()._repr_html_()
+
+def _view(name): return import_module(f'..view.{name}', __package__)
 
 # --- RedisStore
 
