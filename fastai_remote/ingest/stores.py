@@ -150,16 +150,17 @@ class DatasetOps:
         # or list}`, with a value for each sample
         fn,
         fields:list=None, # Fields that the function `fn` gets; default: all
+        replace:bool=False, # Replace fields of the same names? Their values are freed at once, as by `drop_fields`
         **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
     )->Self: # The new version
         """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
         The new version becomes visible at once, when all is written; stores that were opened before go on as they are.
         An interrupted call is continued by the same call. Each sample needs a value: if `fn` fails for one,
-        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names, or not
-        one value for each sample, `UnknownField` for names in `fields` that do not exist, and what `to_redis`
-        raises."""
-        return write_fields(self, fn, fields, **kwargs)
+        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names that
+        are not to be replaced, or not one value for each sample, `UnknownField` for names in `fields` that do not
+        exist, and what `to_redis` raises."""
+        return write_fields(self, fn, fields, replace=replace, **kwargs)
 
     def drop_fields(self,
         *fields # Names

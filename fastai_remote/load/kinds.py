@@ -272,6 +272,8 @@ def choose_fields(
     inputs,targets = choices(x),choices(y)
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
+LOSS,PREDICTED,CONFIDENCE = RESULTS = 'loss.f4','pred.cls','confidence.f4' # What `add_losses` stores: never a target
+
 # Names of kinds, in the order in which a target is looked for
 _TARGETS = 'category','multi-category','mask','points','several numbers','one number'
 
@@ -286,7 +288,7 @@ def _default_targets(store, x):
     if len(boxes)==1 and len(labels)==1: return boxes+labels
     if 'labels' in store.fields: return ['labels']
     inputs = [name for field in (x if isinstance(x, dict) else L(x)) for name in field.split(';')]
-    idle = [*inputs, *map(length_field, filter(is_tokens, store.fields))]
+    idle = [*inputs, *RESULTS, *map(length_field, filter(is_tokens, store.fields))]
     choices = [FieldChoice(field, store) for field in store.fields if field not in idle and not store.may_lack(field)]
     for name in _TARGETS:
         found = [o.field for o in choices if o.codec not in ('id','index') and kind_of(o).name==name]

@@ -32,11 +32,15 @@ def items_of(
     for name in [split] if isinstance(split, str) else split:
         if name not in store.splits:
             raise ValueError(f"{store.name}: no split {name!r}; there are {', '.join(store.splits) or 'none'}")
-        spans.append(range(*items.before(store.splits[name]).tolist()))
-    if len(spans)==1: found = items[slice(spans[0].start, spans[0].stop)]
-    else: found = items[np.concatenate([np.arange(span.start, span.stop) for span in sorted(spans, key=lambda s: s.start)])]
+        spans.append(items.before(store.splits[name]).tolist())
+    found = items[_joined(sorted(spans))]
     if not len(found): raise ValueError(f'{store.name}: no sample of {split!r} is among them')
     return found
+
+def _joined(spans):
+    "Sorted ranges `[start, stop]` as one slice if they follow each other, else as an array of their positions"
+    if all(before[1]==after[0] for before,after in zip(spans, spans[1:])): return slice(spans[0][0], spans[-1][1])
+    return np.concatenate([np.arange(*span) for span in spans])
 
 def chosen_numbers(
     store:Store,

@@ -299,8 +299,9 @@ class Sample:
     @property
     def title(self)->str:
         "Its labels, without those that are drawn beside boxes; may be empty"
-        labelled = [shown for shown in self.values.values() if shown.kind in ('label','labels')]
-        return '; '.join(shown.text for shown in labelled if shown is not _box_labels(self.values.values()))
+        of_boxes = _box_labels(self.values.values())
+        labelled = [o for o in self.values.values() if o.kind in ('label','labels') and o is not of_boxes and o.text]
+        return '; '.join(o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled))
 
     @property
     def texts(self)->dict: # `{field: text}`
@@ -446,8 +447,10 @@ def drawn_text(
 )->Image.Image: # Of mode RGB
     "The texts of a sample as a picture, for what shows only pictures"
     text = '\n'.join(sample.errors) or '\n'.join(sample.texts.values()) or sample.title or '–'
-    font,image = font_of(max(size//13, 9)),Image.new('RGB', (size,size), (250,246,246) if sample.errors else 'white')
-    draw,per_line = ImageDraw.Draw(image),max(size//max(size//13*6//10, 5), 4)
+    height,is_wrong = max(size//13, 9),bool(sample.errors)
+    per_line = max(size*10//(6*height), 4)
     lines = [line[k:k+per_line] for line in text.split('\n') for k in range(0, max(len(line), 1), per_line)]
-    draw.multiline_text((4,4), '\n'.join(lines[:size//max(size//11, 10)]), (150,20,20) if sample.errors else 'black', font)
+    image = Image.new('RGB', (size,size), (250,244,244) if is_wrong else 'white')
+    text = '\n'.join(lines[:max(size//(height+5), 1)])
+    ImageDraw.Draw(image).multiline_text((4,4), text, (150,20,20) if is_wrong else 'black', font_of(height))
     return image

@@ -30,7 +30,8 @@ def show_samples(
     split:str=None,
     where:dict=None,
     label=None,
-    figsize:tuple=None, # Width and height in inches
+    ncols:int=None, # Columns of the grid
+    figsize:tuple=None, # Its width and height in inches
     **kwargs # As for `get_grid`
 ): # List of axes, or a DataFrame
     "Do what `DatasetOps.show` does"
@@ -42,10 +43,9 @@ def show_samples(
                for k,number in enumerate(numbers.tolist())]
     kinds = {shown.kind for sample in samples for shown in sample.values() if shown.text}
     if kinds.isdisjoint(('image','drawing','mask','audio','boxes','points')): return _show_table(numbers, samples)
-    n_columns = kwargs.get('ncols') or -(-len(numbers)//kwargs['nrows']) if kwargs.get('nrows') else min(len(numbers), 4)
-    n_rows = -(-len(numbers)//n_columns)
-    kwargs = {'ncols':n_columns, **kwargs}
-    axes = get_grid(len(numbers), figsize=figsize or (3*n_columns,3.4*n_rows), **kwargs)
+    n_columns = ncols or min(len(numbers), 4)
+    size = figsize or (3*n_columns,3.4*-(-len(numbers)//n_columns))
+    axes = get_grid(len(numbers), ncols=n_columns, figsize=size, **kwargs)
     for k,(number,sample,ax) in enumerate(zip(numbers.tolist(), samples, axes)):
         recordings = {field:audio_of(field_codec(store, field).from_bytes(values[field][k]))
                       for field,shown in sample.items() if shown.kind=='audio'}
@@ -69,7 +69,7 @@ def _show_on(ax, number, values, recordings):
         if kind in ('image','drawing','audio'): found = found[:1]
         for shown in found: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
     if shown_kinds or not recordings: ax.axis('off')
-    texts = [titles[kind] for kind in ('label','labels') if titles.get(kind)]
+    texts = [shown.text for shown in values if shown.kind in ('label','labels') and shown is not labels and shown.text]
     other = next((titles[kind] for kind in ('text','tokens') if titles.get(kind)), None)
     if other: texts.append('\n'.join(textwrap.wrap(other[:_LINE*_LINES], _LINE)))
     elif not texts and 'number' in titles: texts.append(titles['number'])
