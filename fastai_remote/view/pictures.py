@@ -24,8 +24,8 @@ from ..codec.boxes import as_points, boxes_of, holds_boxes, holds_points
 from ..codec.fields import is_image, mask_image
 from ..codec.images import ImageCodec, load_pixels
 from ..codec.raster import Rasterise
-from ..core import CorruptSample, MissingSample, printable, size_str
-from ..store.base import field_codec, Store
+from ..core import CorruptSample, MissingSample, printable, size_str, StoreError
+from ..store.base import corrupt_value, field_codec, Store
 
 MAX_TEXT = 300 # Characters of a text that are shown
 _MAX_MARKS = 200 # Boxes or points that are drawn
@@ -116,7 +116,9 @@ def shown_value(
     kind,nbytes = shown_kind(store, field),len(value) if isinstance(value, bytes) else None
     try: shown = _SHOWN_BY[kind](store, number, field, value, size)
     except MemoryError: raise
-    except Exception as e: return Shown(field, 'error', cut_text(str(e) or type(e).__name__), nbytes)
+    except Exception as e:
+        error = e if isinstance(e, StoreError) else corrupt_value(store, number, field, str(e) or type(e).__name__)
+        return Shown(field, 'error', cut_text(str(error)), nbytes)
     shown.text,shown.kind,shown.nbytes = cut_text(shown.text),kind,nbytes
     return shown
 
