@@ -393,14 +393,16 @@ def test_a_traceback_can_be_asked_for():
 
 # Options
 
-ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words'}
+ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words','out'}
 
 def parameters():
     "The parameters of the functions of the package that commands call"
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving
+    from fastai_remote.view.pictures import read_samples
+    functions = (to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving,
+                 RedisStore.show,read_samples)
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 

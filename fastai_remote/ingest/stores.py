@@ -226,8 +226,8 @@ class DatasetOps:
         return _view('losses').add_losses(self, learn, split, bs)
 
     def _repr_html_(self):
-        "The table that Jupyter shows, with some samples if they can be read within a second"
-        return _view('html').notebook_html(self) or super()._repr_html_()
+        "What Jupyter shows: a table, and some samples if they can be read within a second; without a manifest the `repr`"
+        return _view('html').notebook_html(self) or (None if self.not_read else super()._repr_html_())
 
 def _view(name): return import_module(f'..view.{name}', __package__)
 

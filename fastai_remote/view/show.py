@@ -16,10 +16,11 @@ from fastai.vision.core import LabeledBBox, PILImage, PILMask, TensorBBox, Tenso
 from fastai.vision.data import get_grid
 
 from .choose import chosen_numbers
-from .pictures import cut_text, read_values, shown_value, tile_fields
+from .pictures import cut_text, read_values, shown_kind, shown_value, tile_fields
 from ..load.audio import audio_of
 from ..store.base import field_codec, Store
 
+_DRAWN = 'image','drawing','mask','boxes','points','audio' # Kinds that are not only text, in the order of drawing
 _PIXELS = 400 # Longer side of the images that are drawn; more would only take longer
 _LINE,_LINES = 28,3 # Characters of a line of a title, and lines of a text
 
@@ -41,8 +42,7 @@ def show_samples(
     values = read_values(store, numbers, fields)
     samples = [{field:shown_value(store, number, field, values[field][k], _PIXELS) for field in fields}
                for k,number in enumerate(numbers.tolist())]
-    kinds = {shown.kind for sample in samples for shown in sample.values() if shown.text}
-    if kinds.isdisjoint(('image','drawing','mask','audio','boxes','points')): return _show_table(numbers, samples)
+    if not any(shown_kind(store, field) in _DRAWN for field in fields): return _show_table(numbers, samples)
     n_columns = ncols or min(len(numbers), 4)
     size = figsize or (3*n_columns,3.4*-(-len(numbers)//n_columns))
     axes = get_grid(len(numbers), ncols=n_columns, figsize=size, **kwargs)
@@ -63,12 +63,11 @@ def _show_on(ax, number, values, recordings):
     "Draw one sample: `values` is a list of `Shown`, `recordings` are `{field: TensorAudio}`"
     labels = _labels_of_boxes(values)
     titles = {shown.kind:shown.text for shown in reversed(values) if shown is not labels}
-    shown_kinds = [kind for kind in ('image','drawing','mask','boxes','points') if kind in titles]
-    for kind in shown_kinds or ['audio']:
-        found = [shown for shown in values if shown.kind==kind]
-        if kind in ('image','drawing','audio'): found = found[:1]
-        for shown in found: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
-    if shown_kinds or not recordings: ax.axis('off')
+    bases = [shown for kind in ('image','drawing') for shown in values if shown.kind==kind][:1]
+    drawn = bases+[shown for kind in ('mask','boxes','points') for shown in values if shown.kind==kind]
+    drawn = drawn or [shown for shown in values if shown.kind=='audio'][:1]
+    for shown in drawn: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
+    if not any(shown.kind=='audio' for shown in drawn): ax.axis('off')
     texts = [shown.text for shown in values if shown.kind in ('label','labels') and shown is not labels and shown.text]
     other = next((titles[kind] for kind in ('text','tokens') if titles.get(kind)), None)
     if other: texts.append('\n'.join(textwrap.wrap(other[:_LINE*_LINES], _LINE)))
