@@ -251,7 +251,7 @@ def test_the_life_of_a_dataset(redis_pics, server, tmp_path, result, cli):
     assert info['samples']==60 and info['vocab']['cls']==['bird','cat','dog'] and info['counts']['cls']['cat']==20
     assert result('verify', url, 'again', *FAST)['bad']==0
     code,out,_ = cli('info', url, 'again')
-    assert code==0 and re.search(r'field cls +cls \(u1\), 3 labels: bird, cat, dog', out)
+    assert code==0 and re.search(r'field cls +cls \(u1\), 3 labels: bird \(20\), cat \(20\), dog \(20\)', out)
     code,out,_ = cli('ls', url)
     assert code==0 and re.search(r'^again +60 +', out, re.M)
     code,out,err = cli('rm', url, 'again')

@@ -43,9 +43,10 @@ def mask():
 def of_all_kinds(i):
     stroke = np.array([[0,255,100],[0,200,255]], np.uint8)
     return {'jpg':photo(i), 'mask.png':mask(), 'boxes.npy':np.array([[5,5,25,30],[30,10,58,38]], np.float32),
-            'boxes.labels':['cat','a<b>'], 'points.npy':np.array([[6,8],[40,20.]]), 'strokes':[stroke], 'wav':recording(),
-            'cls':'cat' if i%2 else 'dog', 'labels':['x','y'][:i%3], 'txt':f'text {i}', 'age.f4':i/3, 'n.i4':i,
-            'vector.npy':np.arange(4.), 'picture.npy':np.full((9,9), 7, np.uint8), 'meta.json':{'a':[i]}, 'raw.bin':b'\0\1\2'}
+            'boxes.labels':['cat','a<b>'], 'points.npy':np.array([[6,8],[40,20.]]), 'strokes':[stroke],
+            'wav':recording(), 'cls':'cat' if i%2 else 'dog', 'labels':['x','y'][:i%3], 'txt':f'text {i}', 'age.f4':i/3, 'n.i4':i,
+            'vector.npy':np.arange(4.), 'picture.npy':np.full((9,9), 7, np.uint8), 'meta.json':{'a':[i]},
+            'raw.bin':b'\0\1\2'}
 
 @pytest.fixture(scope='module')
 def all_kinds(): return in_memory([of_all_kinds(i) for i in range(20)], name='kinds')
@@ -109,7 +110,8 @@ def hostile():
     bomb[16:24] = (30_000).to_bytes(4, 'big')*2   # width and height; then their checksum
     bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, 'big')
     jpg = encoded(photo(0), 'JPEG')
-    store = MemoryStore({'jpg':[jpg, jpg[:300], bytes(bomb), SVG, jpg], FIELD:[EVIL.encode(), b'ok', b'\xff', SVG, b'x'*100_000],
+    texts = [EVIL.encode(), b'ok', b'\xff', SVG, b'x'*100_000]
+    store = MemoryStore({'jpg':[jpg, jpg[:300], bytes(bomb), SVG, jpg], FIELD:texts,
         'svg.bin':[SVG]*5, 'cls':np.array([0,1,2,3,0], 'u1')}, 'hostile<b>', splits={f'train{EVIL}':[0,5]},
         vocab={'cls':[f'</style>{EVIL}', '" onload="x', r'$\frac{$', '\u202eevil\x1b[2J']},
         failures=[(f'file{EVIL}', f'reason{EVIL}')])
@@ -165,14 +167,16 @@ def test_samples_are_chosen_by_split_label_and_values(all_kinds):
     with pytest.raises(ValueError, match="no label 'c'"): store.show(label='c')
     with pytest.raises(IndexError): store.show([20])
     with pytest.raises(TypeError, match='either numbers'): store.show([1], label='a')
-    with pytest.raises(ValueError, match='no field has labels'): MemoryStore({'age.f4':np.ones(2, 'f4')}).show(label='a')
+    with pytest.raises(ValueError, match='no field has labels'):
+        MemoryStore({'age.f4':np.ones(2, 'f4')}).show(label='a')
 
 # --- As fastai shows them
 
 def test_a_grid_is_made_of_the_types_of_fastai(all_kinds):
     axes = all_kinds.show([1,2,3], ncols=2)
-    assert len(axes)==3 and axes[0].title.get_text()=='cat\nx\ntext 1\n#1'
-    assert len(axes[0].images)==2 and axes[0].images[0].get_extent()==[-.5,59.5,39.5,-.5]   # the image, and its mask
+    assert len(axes)==3 and axes[0].title.get_text()=='cat\nlabels: x\ntext 1\n#1'
+    assert len(axes[0].images)==2   # the image, and its mask
+    assert axes[0].images[0].get_extent()==[-.5,59.5,39.5,-.5]
     assert {text.get_text() for text in axes[0].texts}=={'cat','a<b>'} and axes[0].collections   # boxes, points
     plt.close('all')
 
@@ -206,7 +210,8 @@ def test_counts_of_labels_follow_each_change(put):
     assert counts(store.edit(drop=[0], set={'cls':{1:'c'}}))=={'a':2,'b':2,'c':2}
 
 def test_reasons_of_failures_are_counted():
-    store = MemoryStore({'txt':[b'a']}, failures=[(f'file {k}', 'too small' if k<1500 else 'late') for k in range(3000)])
+    failures = [(f'file {k}', 'too small' if k<1500 else 'late') for k in range(3000)]
+    store = MemoryStore({'txt':[b'a']}, failures=failures)
     store.manifest.failed = 3000
     o = overview(store)
     assert (o.failed, o.reasons, o.n_reasons)==(3000, [('too small', 1000)], 1000)
@@ -216,8 +221,9 @@ class Synthetic(Store):
     "Makes its values from the number, and remembers how many were asked for"
     def __init__(self, n, labels=8):
         self.png,self.asked = encoded(photo(0)),0
-        self.manifest = Manifest('synthetic', n, {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u4'}},
-            vocab={'cls':[f'label {k}' for k in range(labels)]}, counts={'cls':[n//labels]*labels}, nbytes=len(self.png)*n)
+        fields = {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u4'}}
+        self.manifest = Manifest('synthetic', n, fields, vocab={'cls':[f'label {k}' for k in range(labels)]},
+                                 counts={'cls':[n//labels]*labels}, nbytes=len(self.png)*n)
     def read_values(self, numbers, fields):
         self.asked += len(numbers)
         return {f:[self.png]*len(numbers) if f=='png' else (numbers%8).astype('u4') for f in fields}
@@ -237,8 +243,8 @@ def test_a_summary_stays_small_whatever_is_in_the_dataset():
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300,300,3), np.uint8))
     store.png = encoded(noise)
     for k in range(500): store.manifest.fields[f'{"x"*200}{k}.i4'] = {'codec':'i4','dtype':'i4'}
-    store.read_values = lambda numbers, fields: {f:[store.png]*len(numbers) if f=='png' else np.zeros(len(numbers), 'i4')
-                                                 for f in fields}
+    def values(field, n): return [store.png]*n if field=='png' else np.zeros(n, 'i4')
+    store.read_values = lambda numbers, fields: {field:values(field, len(numbers)) for field in fields}
     html = notebook_html(store, 60)
     assert len(html.encode())<MAX_HTML and html.count('<img')==12 and 'more labels' in html and 'more fields' in html
 
@@ -305,18 +311,20 @@ def test_losses_of_another_kind_of_target_are_only_losses(server):
     store = RedisStore(server.url, 'ages')
     learn = Learner(DataLoaders.from_store(store, bs=4, num_workers=0), nn.Sequential(Flatten(), nn.Linear(12, 1)))
     with learn.no_bar(): store = store.add_losses(learn, None)
-    assert store.fields==['png','age.f4','loss.f4'] and len(set(store.get_many(range(8), 'loss.f4')['loss.f4'].tolist()))>1
+    losses = store.get_many(range(8), 'loss.f4')['loss.f4']
+    assert store.fields==['png','age.f4','loss.f4'] and len(set(losses.tolist()))>1
     assert DataLoaders.from_store(store, bs=4, num_workers=0).one_batch()[1].shape==(4,)
 
 def test_fields_are_replaced_only_if_that_was_asked_for(put):
     store,_ = put([{'txt':str(i)} for i in range(4)], shuffle=False)
     store = store.add_fields({'a.i4':np.arange(4, dtype='i4'), 'b.txt':list('wxyz')}, num_workers=0, progress=False)
-    with pytest.raises(ValueError, match="a field 'a.i4' already; replace=True"): store.add_fields({'a.i4':np.zeros(4, 'i4')})
+    with pytest.raises(ValueError, match="a field 'a.i4' already; replace=True"):
+        store.add_fields({'a.i4':np.zeros(4, 'i4')})
     store = store.add_fields({'a.i4':np.arange(4, 8, dtype='i4'), 'b.txt':list('abcd')}, replace=True, num_workers=0,
                              progress=False)
     assert store[1]=={'txt':'1', 'a.i4':5, 'b.txt':'b'} and not store.verify(num_workers=0, progress=False).bad
-    with pytest.raises(ValueError, match='all of its fields'): store.add_fields({f:store.get_many(range(4), f, decode=True)[f]
-                                                                                 for f in store.fields}, replace=True)
+    columns = store.get_many(range(4), store.fields, decode=True)
+    with pytest.raises(ValueError, match='all of its fields'): store.add_fields(columns, replace=True)
     assert store.edit(drop=[0])[0]=={'txt':'1', 'a.i4':5, 'b.txt':'b'}
 
 # --- In a shell

@@ -278,8 +278,9 @@ def show_samples(args,
     if out:
         with open(out, 'wb') as file: file.write(f.getvalue())
     elif not args.json and (protocol := terminal_protocol()): print(picture_codes(f.getvalue(), protocol), end='')
-    document = dict(name=store.name, url=place.shown, out=out, samples=[dict(number=sample.number,
-        values={field:shown.text for field,shown in sample.values.items()}, errors=sample.errors) for sample in samples])
+    shown = [dict(number=sample.number, values={field:o.text for field,o in sample.values.items()}, errors=sample.errors)
+             for sample in samples]
+    document = dict(name=store.name, url=place.shown, out=out, samples=shown)
     show(args, document, samples_text(document))
 
 def label_of(store, label:str):

@@ -68,7 +68,8 @@ def _show_on(ax, number, values, recordings):
     drawn = drawn or [shown for shown in values if shown.kind=='audio'][:1]
     for shown in drawn: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
     if not any(shown.kind=='audio' for shown in drawn): ax.axis('off')
-    texts = [shown.text for shown in values if shown.kind in ('label','labels') and shown is not labels and shown.text]
+    labelled = [o for o in values if o.kind in ('label','labels') and o is not labels and o.text]
+    texts = [o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled)]
     other = next((titles[kind] for kind in ('text','tokens') if titles.get(kind)), None)
     if other: texts.append('\n'.join(textwrap.wrap(other[:_LINE*_LINES], _LINE)))
     elif not texts and 'number' in titles: texts.append(titles['number'])
