@@ -44,8 +44,8 @@ def of_all_kinds(i):
     stroke = np.array([[0,255,100],[0,200,255]], np.uint8)
     return {'jpg':photo(i), 'mask.png':mask(), 'boxes.npy':np.array([[5,5,25,30],[30,10,58,38]], np.float32),
             'boxes.labels':['cat','a<b>'], 'points.npy':np.array([[6,8],[40,20.]]), 'strokes':[stroke],
-            'wav':recording(), 'cls':'cat' if i%2 else 'dog', 'labels':['x','y'][:i%3], 'txt':f'text {i}', 'age.f4':i/3, 'n.i4':i,
-            'vector.npy':np.arange(4.), 'picture.npy':np.full((9,9), 7, np.uint8), 'meta.json':{'a':[i]},
+            'wav':recording(), 'cls':'cat' if i%2 else 'dog', 'labels':['x','y'][:i%3], 'txt':f'text {i}', 'age.f4':i/3,
+            'n.i4':i, 'vector.npy':np.arange(4.), 'picture.npy':np.full((9,9), 7, np.uint8), 'meta.json':{'a':[i]},
             'raw.bin':b'\0\1\2'}
 
 @pytest.fixture(scope='module')
@@ -155,8 +155,8 @@ def test_a_grid_shows_errors_too(hostile):
 # --- Which samples
 
 def test_samples_are_chosen_by_split_label_and_values(all_kinds):
-    store = MemoryStore({'age.f4':np.arange(20, dtype='f4'), 'cls':np.arange(20, dtype='u1')%2}, vocab={'cls':['a','b']},
-                        splits={'train':[0,12], 'valid':[12,20]})
+    columns = {'age.f4':np.arange(20, dtype='f4'), 'cls':np.arange(20, dtype='u1')%2}
+    store = MemoryStore(columns, vocab={'cls':['a','b']}, splits={'train':[0,12], 'valid':[12,20]})
     assert chosen_numbers(store, n=100, split='valid', label='b').tolist()==[13,15,17,19]
     assert chosen_numbers(store, n=3, where={'age.f4':range(4, 7)}).tolist()==[4,5,6]
     assert chosen_numbers(store, [3,1]).tolist()==[3,1] and chosen_numbers(store, 7).tolist()==[7]
@@ -330,7 +330,8 @@ def test_fields_are_replaced_only_if_that_was_asked_for(put):
 # --- In a shell
 
 def test_show_writes_a_picture_and_prints_values(put, tmp_path, capsys):
-    store,_ = put({'train':[of_all_kinds(i) for i in range(6)], 'valid':[of_all_kinds(i) for i in range(4)]}, shuffle=False)
+    source = {split:[of_all_kinds(i) for i in range(n)] for split,n in (('train',6), ('valid',4))}
+    store,_ = put(source, shuffle=False)
     place = [store.link.url, store.name] if isinstance(store, RedisStore) else [store.storage.url]
     assert main(['show', *place, '--n', '4', '--out', str(tmp_path/'grid.png'), '--size', '64'])==0
     out = capsys.readouterr().out
@@ -346,7 +347,8 @@ def test_terminals_that_draw_get_the_picture():
     kitty,iterm = picture_codes(png, 'kitty'),picture_codes(png, 'iterm')
     pieces = re.findall('\x1b_G[^;]*m=([01]);([^\x1b]*)\x1b\\\\', kitty)
     assert [more for more,_ in pieces]==['1']*(len(pieces)-1)+['0'] and max(len(piece) for _,piece in pieces)<=4096
-    assert base64.b64decode(''.join(piece for _,piece in pieces))==png==base64.b64decode(iterm.split(':')[1].split('\a')[0])
+    assert base64.b64decode(''.join(piece for _,piece in pieces))==png
+    assert base64.b64decode(iterm.split(':')[1].split('\a')[0])==png
 
 def test_a_sheet_has_a_place_for_each_sample(all_kinds):
     samples = read_samples(all_kinds, range(5), 64)

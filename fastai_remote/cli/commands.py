@@ -278,8 +278,8 @@ def show_samples(args,
     if out:
         with open(out, 'wb') as file: file.write(f.getvalue())
     elif not args.json and (protocol := terminal_protocol()): print(picture_codes(f.getvalue(), protocol), end='')
-    shown = [dict(number=sample.number, values={field:o.text for field,o in sample.values.items()}, errors=sample.errors)
-             for sample in samples]
+    shown = [dict(number=o.number, values={field:value.text for field,value in o.values.items()}, errors=o.errors)
+             for o in samples]
     document = dict(name=store.name, url=place.shown, out=out, samples=shown)
     show(args, document, samples_text(document))
 

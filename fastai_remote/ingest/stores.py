@@ -226,7 +226,7 @@ class DatasetOps:
         return _view('losses').add_losses(self, learn, split, bs)
 
     def _repr_html_(self):
-        "What Jupyter shows: a table, and samples if they are read within a second; `None`, so `repr`, without a manifest"
+        "What Jupyter shows: a table, and samples if they are read in a second; without a manifest `None`, so `repr`"
         return _view('html').notebook_html(self) or (None if self.not_read else super()._repr_html_())
 
 def _view(name): return import_module(f'..view.{name}', __package__)
