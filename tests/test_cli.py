@@ -433,6 +433,7 @@ def test_light_commands_do_not_import_torch(redis_pics, images, server, tmp_path
     to_redis([{'id':1}], server.url, 'doomed', **QUIET)
     url = server.url
     commands = [['-h'], ['ls', url], ['info', url, 'pics'], ['verify', url, 'pics', *FAST], ['doctor', url],
+                ['show', url, 'pics', '--out', str(tmp_path/'grid.png')],
                 ['rm', url, 'doomed', '--yes'], ['ingest', str(images), str(tmp_path/'d'), *FAST]]
     code = f'''import sys
 from fastai_remote.cli.main import main
