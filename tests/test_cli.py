@@ -251,7 +251,7 @@ def test_the_life_of_a_dataset(redis_pics, server, tmp_path, result, cli):
     assert info['samples']==60 and info['vocab']['cls']==['bird','cat','dog'] and info['counts']['cls']['cat']==20
     assert result('verify', url, 'again', *FAST)['bad']==0
     code,out,_ = cli('info', url, 'again')
-    assert code==0 and re.search(r'field cls +cls \(u1\), 3 labels: bird, cat, dog', out)
+    assert code==0 and re.search(r'field cls +cls \(u1\), 3 labels: bird \(20\), cat \(20\), dog \(20\)', out)
     code,out,_ = cli('ls', url)
     assert code==0 and re.search(r'^again +60 +', out, re.M)
     code,out,err = cli('rm', url, 'again')
@@ -393,14 +393,16 @@ def test_a_traceback_can_be_asked_for():
 
 # Options
 
-ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words'}
+ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words','out'}
 
 def parameters():
     "The parameters of the functions of the package that commands call"
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving
+    from fastai_remote.view.pictures import read_samples
+    functions = (to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving,
+                 RedisStore.show,read_samples)
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 
@@ -431,6 +433,7 @@ def test_light_commands_do_not_import_torch(redis_pics, images, server, tmp_path
     to_redis([{'id':1}], server.url, 'doomed', **QUIET)
     url = server.url
     commands = [['-h'], ['ls', url], ['info', url, 'pics'], ['verify', url, 'pics', *FAST], ['doctor', url],
+                ['show', url, 'pics', '--out', str(tmp_path/'grid.png')],
                 ['rm', url, 'doomed', '--yes'], ['ingest', str(images), str(tmp_path/'d'), *FAST]]
     code = f'''import sys
 from fastai_remote.cli.main import main

@@ -22,7 +22,7 @@ NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError MemorySto
     img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store Resume LoaderStats'''.split()
 BY_NAME = 'DamagedTar IngestReport Permutation RedisWriter RemoteItems VerifyReport simplify'.split()
 # a package imports from those before it
-LAYERS = 'runs core clock processes parallel order codec store write source ingest load block testing cli'.split()
+LAYERS = 'runs core clock processes parallel order codec store write source ingest load block view testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {'.'.join(f.relative_to(root/'fastai_remote').with_suffix('').parts):f
     for f in sorted((root/'fastai_remote').rglob('*.py')) if not f.name.startswith('_')}

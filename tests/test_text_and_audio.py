@@ -11,7 +11,8 @@ from conftest import fails
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import get_codec, register_codec
-from fastai_remote.load.audio import audio_floats, pad_audio, read_audio, TensorAudio
+from fastai_remote.codec.audio import audio_floats, read_audio
+from fastai_remote.load.audio import pad_audio, TensorAudio
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.texts import RemoteLMDL, StoreNumericalize, StoreTokenizer, text_lengths
 from fastai_remote.order.base import Order

@@ -18,13 +18,13 @@ root = Path(__file__).resolve().parents[1]
 pages_dir,site_dir = root/'_proc',root/'_docs'
 package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
-PACKAGES = 'core clock processes parallel order codec store write source ingest load block cli'.split()
+PACKAGES = 'core clock processes parallel order codec store write source ingest load block view cli'.split()
 
-GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'speed', 'resuming', 'kinds', 'changing', 'failures',
+GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'speed', 'resuming', 'kinds', 'looking', 'changing', 'failures',
          'servers', 'sizing', 'credentials', 'command_line', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
 # In the order in which one would read them: what most users need first, engines last
-TUTORIALS = ['images', 'shards', 'drawings', 'resume', 'fastai_api', 'kinds_labels', 'kinds_masks', 'kinds_boxes',
+TUTORIALS = ['images', 'shards', 'drawings', 'resume', 'label_errors', 'fastai_api', 'kinds_labels', 'kinds_masks', 'kinds_boxes',
              'kinds_points', 'kinds_pairs', 'kinds_captions', 'kinds_numbers', 'kinds_texts', 'kinds_audio', 'own_store', 'spark',
              'dask', 'ray']
 

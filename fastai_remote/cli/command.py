@@ -166,7 +166,7 @@ def _argument(name, anno, default):
     if anno is bool and default is None: return dict(action=argparse.BooleanOptionalAction)
     if anno is bool: return dict(action='store_false' if default else 'store_true')
     if get_origin(anno) is Literal: return dict(choices=get_args(anno))
-    if name in _READERS: return dict(zip(('type','metavar'), _READERS[name]))
+    if name in _READERS and anno is not str: return dict(zip(('type','metavar'), _READERS[name]))
     types = [o for o in _METAVARS if o in (get_args(anno) or [anno])]
     if not types: return None
     read = partial(read_value, types=set(types))
@@ -182,7 +182,8 @@ def add_options(parser, parameters:dict):
         docment,default = parameter.docment or '',parameter.default
         text = docment if default in (None,'',(),False) else f'{docment} (default: {default})'
         if default is True: text = f'Switch off: {docment}'
-        text = _TEXTS.get(name, text).replace('\n', ' ').replace('%', '%%')
+        if parameter.anno is not str: text = _TEXTS.get(name, text)
+        text = text.replace('\n', ' ').replace('%', '%%')
         flags = ['--no-'+flag(name)[2:] if default is True else flag(name), *_OTHER_FLAGS.get(name, [])]
         argument = _argument(name, parameter.anno, default)
         parser.add_argument(*flags, dest=name, default=argparse.SUPPRESS, help=text, **argument)
@@ -212,9 +213,7 @@ class Command:
     usage:str # The words after its name
     options:dict # `{title of a group: parameters}`, as `parameters_of` returns them; the first group has no title
     examples:str # Shown by `-h`
-
-    @property
-    def name(self): return self.function.__name__
+    name:str # Of the command
 
     def parser(self)->ArgumentParser:
         "A new parser for this command"
@@ -236,14 +235,16 @@ def command(
     usage:str, # The words after the name of the command
     *functions, # Their parameters are options, and so are those of the decorated function that have a default
     examples:str, # Shown by `-h`
+    name:str=None, # Of the command; default: that of the function
     **groups # Further options: parameters by the title of their group, with `_` for a space
 ):
-    "A decorator that makes a command of a function, with its name"
+    "A decorator that makes a command of a function"
     def register(function):
         options = parameters_of([function, *functions])
         if 'URL' in usage: options |= PLACE_OPTIONS
         titled = {title.replace('_', ' '):parameters for title,parameters in groups.items()}
-        COMMANDS[function.__name__] = Command(function, usage, {'':options, **titled}, examples)
+        called = name or function.__name__
+        COMMANDS[called] = Command(function, usage, {'':options, **titled}, examples, called)
         return function
     return register
 

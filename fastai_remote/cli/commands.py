@@ -1,7 +1,7 @@
 """The commands: write, look at, copy, check and remove datasets, serve, and examine
 
 Docs: page `cli/commands`"""
-import json, os, shlex, sys
+import io, json, os, shlex, sys
 from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import chain
@@ -10,7 +10,8 @@ from .command import command, COMMANDS, given, parameters_of, PLACE_OPTIONS, pla
 from .doctor import check_folder, check_machine, check_server, installed
 from .serve import memory_setting, serve_folder, URL_FILE
 from .terminal import (
-    confirm, Damage, FAILED, flag, FOUND, in_shell, INTERRUPTED, OK, Progress, USAGE, UsageError)
+    confirm, Damage, FAILED, flag, FOUND, in_shell, INTERRUPTED, OK, picture_codes, Progress, terminal_protocol, USAGE,
+    UsageError)
 from .words import places_in, refuse_secret, SOURCE_KINDS, sources_of, split_sources
 from ..core import (
     CorruptSample, image_sizes_str, printable, size_str, StoreError, StoreNotFound, UnsupportedFormat)
@@ -21,6 +22,9 @@ from ..ingest.stores import DatasetOps
 from ..ingest.verify import verify_store
 from ..source.shrink import shrink
 from ..store.address import public_url
+from ..view.choose import chosen_numbers, label_field
+from ..view.pictures import read_samples
+from ..view.sheet import sheet
 from ..write.redis import RedisWriter
 from ..write.shards import ShardWriter
 
@@ -241,8 +245,9 @@ def info_text(info:dict)->str:
         codec,dtype,labels = info['codecs'][field],info['dtypes'][field],info['vocab'].get(field)
         text = codec if dtype is None else f'{codec} ({dtype})'
         if labels:
-            more = ', …' if len(labels)>10 else ''
-            text += f", {len(labels):,} labels: {', '.join(map(str, labels[:10]))}{more}"
+            more,counts = ', …' if len(labels)>10 else '',info['counts'].get(field, {})
+            named = [f'{label} ({counts[str(label)]:,})' if counts else str(label) for label in labels[:10]]
+            text += f", {len(labels):,} labels: {', '.join(named)}{more}"
         rows.append([f'field {field}', text])
     for split,(start,stop) in info['splits'].items():
         rows.append([f'split {split}', f'{stop-start:,} samples, {start:,} to {stop:,}'])
@@ -250,6 +255,48 @@ def info_text(info:dict)->str:
     if info['failed']: rows.append(['left out', f"{info['failed']:,} samples, see `failures`"])
     if info['unchecked']: rows.append(['no checksums', ', '.join(info['unchecked'])])
     return table(rows)
+
+@command('URL [NAME]', name='show', examples="""
+      fastai_remote show redis://localhost pets --n 12 --out grid.png
+      fastai_remote show s3://bucket/pets --split valid --label cat""")
+def show_samples(args,
+    n:int=12, # Samples, at most 1000
+    label:str=None, # Only samples with this label
+    split:str=None, # Only samples of this split
+    size:int=160, # Pixels of the longer side of each picture
+    out:str=None # The file to write, a PNG; default: none, and the picture is drawn in terminals that can
+):
+    """Draw some samples in one picture, and print their other values.
+
+    They come from all over the dataset, and are the same ones each time."""
+    if not 0<n<=1000 or not 16<=size<=2048: raise UsageError('--n is from 1 to 1000, and --size from 16 to 2048')
+    place, = places_of(args)
+    store = place.store()
+    numbers = chosen_numbers(store, n=n, split=split, label=label_of(store, label))
+    samples = read_samples(store, numbers, size, store.fields[:50])
+    sheet(samples).save(f:=io.BytesIO(), 'PNG')
+    if out:
+        with open(out, 'wb') as file: file.write(f.getvalue())
+    elif not args.json and (protocol := terminal_protocol()): print(picture_codes(f.getvalue(), protocol), end='')
+    shown = [dict(number=o.number, values={field:value.text for field,value in o.values.items()}, errors=o.errors)
+             for o in samples]
+    document = dict(name=store.name, url=place.shown, out=out, samples=shown)
+    show(args, document, samples_text(document))
+
+def label_of(store, label:str):
+    "The label that a word of the command line means: an `int` if the labels of the dataset are numbers"
+    if label is None or not label.removeprefix('-').isdecimal(): return label
+    labels = store.manifest.vocab.get(label_field(store), ['a text'])
+    return label if label in labels or isinstance(labels[0], str) else int(label)
+
+def samples_text(document:dict)->str:
+    "The JSON document of `show` as text: for each sample, a line with its number, and a line for each of its values"
+    lines = []
+    for sample in document['samples']:
+        lines.append(f"#{sample['number']}")
+        lines += [f'  {field}: '+' '.join(text.split())[:200] for field,text in sample['values'].items() if text]
+    if document['out']: lines.append(f"written: {document['out']}")
+    return '\n'.join(lines)
 
 # The exit code of `verify` says whether something was found. `failures` prints while it reads.
 

@@ -9,7 +9,6 @@ Docs: page `cli/doctor`"""
 import os, platform, re, shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
@@ -17,6 +16,7 @@ import redis
 
 from .words import Place
 from ..clock import monotonic
+from ..codec.pixels import C_MODULES
 from ..core import size_str, StoreError
 from ..store.redis_acl import missing_rights, READ_COMMANDS, WRITE_COMMANDS
 from ..store.server import find_server
@@ -38,12 +38,6 @@ def problem(what, text): return Finding(what, 'problem', text)
 # --- This machine
 
 _PACKAGES = 'fastai_remote fastai torch fastcore numpy pillow redis hiredis fsspec s3fs joblib datasets pandas'.split()
-# C modules: what their absence costs, as measured by `tests/bench/c_modules.py`, and what they need
-_C_MODULES = {
-    '_jpeg':('JPEG photographs load 0.4 times as fast', 'a C compiler and libjpeg-turbo with its header (apt install '
-             'libjpeg62-turbo-dev, or brew install jpeg-turbo)'),
-    '_pixels':('drawings load 0.6 times as fast', 'a C compiler')}
-
 def installed()->dict: # `{package: version}`; `None` for one that is not installed
     "The versions of the packages that matter"
     found = dict.fromkeys(_PACKAGES)
@@ -51,13 +45,11 @@ def installed()->dict: # `{package: version}`; `None` for one that is not instal
         with suppress(PackageNotFoundError): found[name] = version(name)
     return found
 
-def _check_c_module(name, cost, needs):
-    "The finding about a C module: is it compiled?"
-    try: import_module(f'fastai_remote.codec.{name}')
-    except ImportError:
-        return note(f'C module {name}', f'not compiled, so {cost}, with the same pixels. It needs {needs}; then '
-                    'install fastai_remote again')
-    return ok(f'C module {name}', 'there')
+def _check_c_module(module):
+    "The finding about a `CModule`: is it compiled?"
+    if module.there: return ok(f'C module {module.name}', 'there')
+    return note(f'C module {module.name}', f'not compiled, so {module.cost}, with the same pixels. It needs '
+                f'{module.needs}; then install fastai_remote again')
 
 def _check_shared_memory():
     "Yields a finding about `/dev/shm`, where there is one"
@@ -76,7 +68,7 @@ def check_machine():
     yield ok('versions', f'Python {platform.python_version()}, {there}')
     yield ok('machine', f'{platform.platform()}, {os.cpu_count()} cores')
     if not versions['hiredis']: yield note('hiredis', 'not installed: replies of Redis take 2.7 times as long to read')
-    for name,(cost,needs) in _C_MODULES.items(): yield _check_c_module(name, cost, needs)
+    yield from map(_check_c_module, C_MODULES)
     yield from _check_shared_memory()
     try: yield ok('server program', find_server())
     except FileNotFoundError as e: yield note('server program', f'{e}; only `serve` and `redis_server` need it')

@@ -7,7 +7,7 @@ Docs: page `cli/terminal`"""
 #
 # The exit codes are the part of the output that every script reads. They are documented in the guide and do not change.
 
-import getpass, re, shlex, shutil, sys
+import base64, getpass, os, re, shlex, shutil, sys
 from datetime import timedelta
 
 from ..clock import monotonic
@@ -62,6 +62,30 @@ class Progress:
         "Replace the line of the terminal by `line`, cut off where the terminal ends"
         columns = shutil.get_terminal_size().columns
         print(f'\r\x1b[K{line[:columns-1]}', end='', file=self.file, flush=True)
+
+# --- Pictures
+
+# Some terminals draw pictures that are sent to them between control characters: kitty and those that have adopted its
+# protocol, and iTerm2 and those that have adopted the other one.
+
+def terminal_protocol()->str: # 'kitty' or 'iterm', or `None` if standard output is a file, a pipe or another terminal
+    "How the terminal of the standard output draws pictures"
+    program,term = os.environ.get('TERM_PROGRAM', ''),os.environ.get('TERM', '')
+    if not sys.stdout.isatty() or term.startswith(('screen','tmux')): return None
+    if 'kitty' in term or program in ('ghostty','WezTerm') or 'KITTY_WINDOW_ID' in os.environ: return 'kitty'
+    return 'iterm' if program in ('iTerm.app','mintty') else None
+
+def picture_codes(
+    png:bytes, # The contents of a file
+    protocol:str # As `terminal_protocol` returns it
+)->str:
+    "What to print so that a terminal draws a picture"
+    text = base64.b64encode(png).decode()
+    if protocol=='iterm': return f'\x1b]1337;File=inline=1;size={len(png)}:{text}\a\n'
+    pieces = [text[k:k+4096] for k in range(0, len(text), 4096)]
+    heads = ['a=T,f=100,', *['']*(len(pieces)-1)]
+    return ''.join(f'\x1b_G{head}m={int(k<len(pieces)-1)};{piece}\x1b\\'
+                   for k,(head,piece) in enumerate(zip(heads, pieces)))+'\n'
 
 # --- Questions
 

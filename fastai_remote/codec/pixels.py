@@ -1,7 +1,9 @@
 """A region of an image: decoded, resized and transposed in one step
 
 Docs: page `codec/pixels`"""
-import io
+import io, warnings
+from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 from PIL import Image
@@ -12,6 +14,37 @@ try: from fastai_remote.codec import _jpeg
 except ImportError: _jpeg = None   # there was no compiler or no libjpeg-turbo at installation: Pillow decodes
 try: from fastai_remote.codec import _pixels
 except ImportError: _pixels = None   # there was no compiler at installation: Pillow resizes
+
+# --- C modules
+
+@dataclass(frozen=True)
+class CModule:
+    "A C module of this package, which works without it as well"
+    name:str
+    cost:str # What its absence costs, as measured by `tests/bench/c_modules.py`
+    needs:str # What it needs to be compiled
+
+    @property
+    def there(self)->bool:
+        "Was it compiled?"
+        try: import_module(f'fastai_remote.codec.{self.name}')
+        except ImportError: return False
+        return True
+
+C_MODULES = (
+    CModule('_jpeg', 'JPEG photographs load 0.4 times as fast', 'a C compiler and libjpeg-turbo with its header (apt '
+            'install libjpeg62-turbo-dev, or brew install jpeg-turbo)'),
+    CModule('_pixels', 'drawings load 0.6 times as fast', 'a C compiler'))
+
+_told = []   # has this process warned?
+
+def warn_without_c_modules():
+    "Warns once in a process of C modules that were not compiled"
+    missing = [module for module in C_MODULES if not module.there] if not _told else []
+    _told.append(True)
+    if not missing: return
+    costs = '; '.join(f'without the C module {module.name}, {module.cost}' for module in missing)
+    warnings.warn(f'{costs}. `fastai_remote doctor` says what is needed to compile', stacklevel=3)
 
 # --- Size of a JPEG
 

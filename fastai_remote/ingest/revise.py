@@ -113,7 +113,8 @@ def write_fields(
     num_workers:int=None, # As for `to_redis`, like those below
     vocab:list|dict=None,
     chunk:int=None,
-    progress:bool=None
+    progress:bool=None,
+    replace:bool=False # As in `DatasetOps.add_fields`
 )->Store: # The new version
     "Do what `DatasetOps.add_fields` does"
     if callable(fn): source = stored_samples(store, None if fields is None else _known_fields(store, listify(fields)))
@@ -123,7 +124,7 @@ def write_fields(
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
     options = dict(vocab={} if vocab is None else vocab, num_workers=num_workers, chunk=chunk, progress=progress)
-    ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **options)
+    ingest(source, store.reviser(AddFields(replace)), fn, shuffle=False, max_failed=0, **options)
     return store.reopened()
 
 def remove_fields(

@@ -18,6 +18,7 @@ Docs: page `ingest/stores`"""
 # A worker only reads. So a pickle of a store names its reader, and the process that unpickles it imports no writer.
 # `changeable` makes a store of a reader again.
 
+from importlib import import_module
 from typing import Self
 
 from .copy import copy_store, map_store, resize_store
@@ -49,7 +50,8 @@ class DatasetOps:
     A store is a class of these methods and of a reader, `class RedisStore(DatasetOps, RedisReader)`. A dataset that can
     be changed also has `reviser`, which makes what writes a new version, and `reopened`, which opens it."""
     reader_class:type = None # The class that pickles name, and that workers read with; default: that of the store
-    for_users = 'add_fields','append','clean','copy','drop_fields','edit','map','resize','verify'
+    for_users = ('add_fields','add_losses','append','clean','copy','drop_fields','edit','map','report','resize','show',
+                 'verify')
 
     def reviser(self,
         change # A `Change`
@@ -148,16 +150,17 @@ class DatasetOps:
         # or list}`, with a value for each sample
         fn,
         fields:list=None, # Fields that the function `fn` gets; default: all
+        replace:bool=False, # Replace fields of the same names? Their values are freed at once, as by `drop_fields`
         **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
     )->Self: # The new version
         """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
         The new version becomes visible at once, when all is written; stores that were opened before go on as they are.
         An interrupted call is continued by the same call. Each sample needs a value: if `fn` fails for one,
-        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names, or not
-        one value for each sample, `UnknownField` for names in `fields` that do not exist, and what `to_redis`
-        raises."""
-        return write_fields(self, fn, fields, **kwargs)
+        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names that
+        are not to be replaced, or not one value for each sample, `UnknownField` for names in `fields` that do not
+        exist, and what `to_redis` raises."""
+        return write_fields(self, fn, fields, replace=replace, **kwargs)
 
     def drop_fields(self,
         *fields # Names
@@ -180,6 +183,53 @@ class DatasetOps:
 
         The report also names what has no checksums. Raises `StoreUnavailable`."""
         return verify_store(self, num_workers, chunk, progress)
+
+    # --- Looking
+
+    # The package `view` comes after this one, and some of it needs fastai. So it is imported when it is used.
+
+    def show(self,
+        numbers=None, # Sample numbers, a list or an array; default: some from all over the dataset
+        n:int=12, # How many samples to show; all of `numbers` are shown
+        split:str=None, # Only samples of this split
+        where:dict=None, # Only samples with these values, `{field: values}`, as in `RemoteItems.where`
+        label=None, # Only samples with this label, or one of a list of labels, of `cls` or else the first such field
+        **kwargs # `figsize`, `ncols` and others, as for fastai's `get_grid`
+    ): # A list of axes; of samples without pictures, the table (a pandas DataFrame), which is also displayed
+        """Show samples with their labels, as fastai shows those of a batch
+
+        A value that is missing or damaged is shown as its error. Raises `IndexError`, and `ValueError` for an unknown
+        split or if there is no such sample, what `RemoteItems.where` raises, and `StoreUnavailable`."""
+        return _view('show').show_samples(self, numbers, n, split, where, label, **kwargs)
+
+    def report(self,
+        path, # The file to write, such as `pets.html`
+        n:int=100, # Samples that are shown
+        sample:int=1000 # Samples that are read for sizes of images and bytes of fields
+    ): # The path, a `Path`
+        """Write a page with an overview of the dataset and pictures of some samples, in one file of at most 5 MB
+
+        It needs no network and no script. Raises `OSError`, `StoreUnavailable`."""
+        return _view('html').write_report(self, path, n, sample)
+
+    def add_losses(self,
+        learn, # A `Learner` whose loaders read a dataset with the fields of this one
+        split:str|list='valid', # The split, or several; `None`: all samples
+        bs:int=None # Samples of a batch; default: that of the learner
+    )->Self: # The new version
+        """Store how wrong a model is about each sample of a split: the fields `loss.f4`, `pred.cls`, `confidence.f4`
+
+        `loss.f4` is the loss, `pred.cls` the label that was predicted, and `confidence.f4` its probability. Other
+        samples have `nan`, and the label '' (of numbers: -1). If the target is no single label, there is only
+        `loss.f4`. A second call replaces all of these fields. Raises `ValueError` for an unknown split, and what
+        `add_fields` raises."""
+        return _view('losses').add_losses(self, learn, split, bs)
+
+    def _repr_html_(self):
+        "What Jupyter shows: a table, and samples if they are read in a second; without a manifest `None`, so `repr`"
+        return _view('html').notebook_html(self) or (None if self.not_read else super()._repr_html_())
+
+def _view(name): return import_module(f'..view.{name}', __package__)
 
 # --- RedisStore
 

@@ -8,6 +8,7 @@ Docs: page `load/kinds`"""
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from fastai.data.block import TransformBlock
@@ -17,11 +18,13 @@ from fastai.vision.core import (
     BBoxLabeler, LabeledBBox, PILImage, PILImageBW, PILMask, PointScaler, TensorBBox, TensorPoint)
 from fastcore.foundation import L
 
+from ..codec.audio import is_audio
+from ..codec.boxes import as_points, boxes_of, holds_boxes, holds_points
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
-from .audio import FetchAudio, is_audio, pad_audio
-from .boxes import as_boxes, as_points, as_sized_boxes, pad_boxes, StoreBoxLabels
+from .audio import FetchAudio, pad_audio
+from .boxes import pad_boxes, StoreBoxLabels
 from ..core import UnknownField
 from .fetch_transform import Fetch
 from .sequences import is_points, pad_strokes, ToStrokes
@@ -140,26 +143,25 @@ def _image_or_mask(choice):
 
 def _value(choice, *tfms, convert=None): return [Fetch(choice.field, choice.store, convert=convert), *tfms]
 
-def _is_array_called(choice, names):
-    "Is `choice` a field of arrays or JSON, without a chosen type, that has one of the set `names` in its name?"
-    if choice.img_cls is not None or not names&set(choice.parts): return False
-    return choice.codec in ('npy','npz','json')
+def _is_array_that(holds, choice):
+    "Does `holds(field, codec)` say yes to a field without a chosen type?"
+    return choice.img_cls is None and choice.field is not None and holds(choice.field, choice.codec)
 
 def is_boxes(
     choice:FieldChoice
 )->bool:
     "Does the field hold bounding boxes?"
-    return choice.is_type(TensorBBox) or _is_array_called(choice, {'boxes','bboxes','bbox'})
+    return choice.is_type(TensorBBox) or _is_array_that(holds_boxes, choice)
 
 def _is_box_labels(choice):
     if choice.img_cls is not None: return choice.is_type(LabeledBBox)
     return 'boxes' in choice.parts and choice.codec=='labels'
 
 def _is_points(choice):
-    return choice.is_type(TensorPoint) or _is_array_called(choice, {'points','keypoints','landmarks'})
+    return choice.is_type(TensorPoint) or _is_array_that(holds_points, choice)
 
 def _boxes(choice):
-    return _value(choice, TensorBBox.create, convert=as_sized_boxes if 'xywh' in choice.parts else as_boxes)
+    return _value(choice, TensorBBox.create, convert=partial(boxes_of, choice.field))
 
 def _is_numbers(choice):
     return choice.img_cls in (torch.Tensor,TensorBase) or choice.img_cls is None and choice.codec in ('npy','npz')
@@ -270,6 +272,8 @@ def choose_fields(
     inputs,targets = choices(x),choices(y)
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
+LOSS,PREDICTED,CONFIDENCE = RESULTS = 'loss.f4','pred.cls','confidence.f4' # What `add_losses` stores: never a target
+
 # Names of kinds, in the order in which a target is looked for
 _TARGETS = 'category','multi-category','mask','points','several numbers','one number'
 
@@ -284,7 +288,7 @@ def _default_targets(store, x):
     if len(boxes)==1 and len(labels)==1: return boxes+labels
     if 'labels' in store.fields: return ['labels']
     inputs = [name for field in (x if isinstance(x, dict) else L(x)) for name in field.split(';')]
-    idle = [*inputs, *map(length_field, filter(is_tokens, store.fields))]
+    idle = [*inputs, *RESULTS, *map(length_field, filter(is_tokens, store.fields))]
     choices = [FieldChoice(field, store) for field in store.fields if field not in idle and not store.may_lack(field)]
     for name in _TARGETS:
         found = [o.field for o in choices if o.codec not in ('id','index') and kind_of(o).name==name]

@@ -33,6 +33,7 @@ from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from ..codec.pixels import warn_without_c_modules
 from ..core import CorruptSample, MissingSample, unknown_arguments
 from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .epoch_order import check_balance, epoch_order, shard_sizes
@@ -192,6 +193,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         if persistent_workers:
             warnings.warn('persistent_workers=True has no effect: as in stock fastai, each epoch has new workers; '
                           'leave it out', stacklevel=2)
+        warn_without_c_modules()
         _check_targets(dataset)
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)

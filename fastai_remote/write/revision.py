@@ -71,12 +71,20 @@ class Append(Change):
 class AddFields(Change):
     "More fields of all samples"
     has_fields = True
+    def __init__(self,
+        replace:bool=False # May they replace fields of the same names?
+    ): self.replace = replace
+
     def check(self, store, plan):
         there = [field for field in plan['fields'] if field in store.fields]
-        if there: raise ValueError(f'{store.name}: there is a field {there[0]!r} already; drop_fields drops it')
+        if there and not self.replace:
+            raise ValueError(f'{store.name}: there is a field {there[0]!r} already; replace=True replaces it, and '
+                             'drop_fields drops it')
+        if set(there)==set(store.fields): raise ValueError(f'{store.name}: all of its fields would be replaced')
 
     def apply(self, version, parts):
         (part,_), = parts
+        version.drop_fields([field for field in part.fields if field in version.fields])
         for field,spec in part.fields.items(): version.fields[field] = dict(spec)
         version.manifest.vocab |= {field:[] for field in part.vocab}
         table = RunTable.whole(part.n, version.add_part(part))

@@ -70,6 +70,8 @@ class ShardVersion(NewVersion):
     def forget(self, fields):
         for field in fields:
             if self.fields[field]['dtype'] is None: self.manifest.nbytes -= _field_bytes(self.reader, field)
+            self.counts.pop(field, None)
+        for entry in self.manifest.added: entry['fields'] = [f for f in entry.get('fields', ()) if f not in fields]
 
     def finish(self):
         manifest,files = self.manifest,{}

@@ -100,7 +100,8 @@ class ShardWriter(Writer):
         plan = super().checked_plan(plan)
         if self.change is not None:
             plan |= dict(has_samples=self.change.has_samples, has_fields=self.change.has_fields)
-        others = self.base.manifest.fields if plan.get('has_fields') else {}
+        known = self.base.manifest.fields if plan.get('has_fields') else {}
+        others = {field:spec for field,spec in known.items() if field not in plan['fields']}
         if others or not self.place.foreign: check_members(self.url, plan['fields'], others)
         sizes = f'{self.maxsize} {self.maxcount}'
         return {**plan, 'signature':f"{plan['signature']} {sizes} {ShardManifest.newest_format}"}

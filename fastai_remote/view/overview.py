@@ -1,0 +1,159 @@
+"""What is known of a dataset without reading all of it
+
+Docs: page `view/overview`"""
+
+# The manifest has most of it: samples, splits, fields, labels and how often each occurs, sizes of images, bytes. An
+# ingest counts labels, and each change of the dataset counts on. Where labels are not counted, an `Overview` says so.
+# What the manifest does not have is estimated from a few samples, and the number of these is part of the result.
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field as dataclass_field
+from itertools import islice
+
+import numpy as np
+from PIL import Image
+
+from ..codec.images import check_image
+from ..core import StoreUnavailable
+from ..order.permutation import Permutation
+from ..store.base import Store
+from .pictures import cut_text, read_values, shown_kind
+
+@dataclass
+class FieldOverview:
+    "What is known of a field"
+    kind:str # How its values are shown, as of `shown_kind`
+    codec:str # Name of the codec
+    dtype:str # Of numbers and labels; else `None`
+    samples:int # Samples that have it
+    nbytes:int # Bytes of all its values; `None` if that is not known
+    is_exact:bool # Was `nbytes` computed, and not estimated from a sample?
+
+@dataclass
+class LabelCounts:
+    "How often the labels of a field occur"
+    n_labels:int # Labels in the vocabulary
+    # The most frequent labels, `(label, number of samples)`; if they are not counted, the first ones, with `None`
+    most:list
+    others:int # Samples with other labels than those in `most`
+    unused:int # Labels that no sample has
+    counted:bool # Are labels counted? Else only the vocabulary is known
+
+@dataclass
+class ImageSizes:
+    "Sizes of images, measured on some of them"
+    n:int # Images that were measured
+    width:tuple # Smallest, mean and largest, in pixels
+    height:tuple
+    most:list = dataclass_field(default_factory=list) # The most frequent sizes, `((width, height), images)`
+    # How many of the images have width/height below 1/2, 1/2 to 3/4, about 1, 4/3 to 2, and above
+    ratios:list = dataclass_field(default_factory=list)
+
+RATIOS = 'narrower than 1:2','1:2 to 3:4','about square','4:3 to 2:1','wider than 2:1' # What `ImageSizes.ratios` counts
+_RATIO_LIMITS = .5,.76,1.3,2.
+
+@dataclass
+class Overview:
+    "A dataset at a glance"
+    name:str
+    samples:int
+    nbytes:int # Bytes of all encoded values
+    splits:dict # `{split: number of samples}`
+    fields:dict # `{field: FieldOverview}`
+    labels:dict # `{field with labels: LabelCounts}`
+    sizes:dict # `{field of images: ImageSizes}`
+    failed:int # Samples that could not be converted
+    reasons:list # `(reason, number of samples)`, the most frequent first
+    n_reasons:int # Failures whose reasons were read
+    sampled:int # Samples that were read for sizes and bytes; 0 if none
+    # `generation` (how often the dataset was written), `uid`, `created`, `format`, `earlier`: versions that it was made
+    # from
+    version:dict
+
+MAX_BYTES = 1<<25 # Bytes that an overview reads, about
+_MOST = 50 # Labels that are listed
+_FAILURES = 1000 # Failures that are read
+
+def overview(
+    store:Store,
+    sample:int=200, # Samples to read for the sizes of images and the bytes of fields; 0: none
+    failures:bool=True, # Read reasons of failures?
+)->Overview:
+    """What is known of a dataset, from its manifest and a few samples
+
+    Values that cannot be read are left out. Raises `StoreUnavailable`."""
+    manifest = store.manifest
+    values,numbers = _some_values(store, sample)
+    reasons,n_reasons = _reasons(store) if failures and manifest.failed else ([],0)
+    fields = {field:_field(store, field, values.get(field)) for field in store.fields}
+    labels = {field:_labels(manifest, field) for field in manifest.vocab if field in fields}
+    sizes = {field:found for field in fields if (found := _sizes(store, field, values.get(field))) is not None}
+    splits = {split:stop-start for split,(start,stop) in store.splits.items()}
+    version = dict(generation=manifest.generation, uid=manifest.uid, created=manifest.created, format=manifest.format,
+                   earlier=len(manifest.earlier))
+    return Overview(store.name, len(store), manifest.nbytes, splits, fields, labels, sizes, manifest.failed, reasons,
+                    n_reasons, len(numbers), version)
+
+def some_numbers(
+    store:Store,
+    n:int # How many
+)->np.ndarray: # Sample numbers, ascending
+    "Samples from all over the dataset, always the same ones"
+    order = Permutation(len(store), 0)
+    return np.sort(order[np.arange(min(n, len(store)))])
+
+def _some_values(store, sample):
+    "`{field: list of values}` of some samples, as they are stored, without those that cannot be read; their numbers"
+    each = max(store.manifest.nbytes//max(len(store), 1), 1)
+    numbers = some_numbers(store, min(sample, max(MAX_BYTES//each, 4)))
+    if not len(numbers): return {},numbers
+    fields = [field for field in store.fields if store.manifest.fields[field]['dtype'] is None]
+    values = read_values(store, numbers, fields)
+    return {field:[v for v in found if isinstance(v, bytes)] for field,found in values.items()},numbers
+
+def _reasons(store):
+    "The most frequent reasons of failures, and how many failures were looked at"
+    try: found = Counter(cut_text(reason, 200) for _,reason in islice(store.failures(), _FAILURES))
+    except StoreUnavailable: raise
+    except Exception: return [],0   # damaged: `failures` says so to who asks for them
+    return found.most_common(10),sum(found.values())
+
+def _field(store, field, values):
+    entry = store.manifest.fields[field]
+    n = store.field_table.counts[field]
+    nbytes,is_exact = None,bool(entry['dtype'])
+    if is_exact: nbytes = n*np.dtype(entry['dtype']).itemsize
+    elif values: nbytes = round(n*sum(map(len, values))/len(values))
+    return FieldOverview(shown_kind(store, field), entry['codec'], entry['dtype'], n, nbytes, is_exact)
+
+def _labels(manifest, field):
+    vocab,counts = manifest.vocab[field],manifest.counts.get(field)
+    if counts is None or len(counts)!=len(vocab):
+        return LabelCounts(len(vocab), [(str(label), None) for label in vocab[:_MOST]], 0, 0, False)
+    counts = np.array(counts)
+    first = np.argsort(-counts, kind='stable')[:_MOST]
+    most = [(str(vocab[k]), int(counts[k])) for k in first.tolist()]
+    return LabelCounts(len(vocab), most, int(counts.sum()-counts[first].sum()), int((counts==0).sum()), True)
+
+def _sizes(store, field, values):
+    "The `ImageSizes` of a field: by its statistics in the manifest, and by the headers of `values`; or `None`"
+    stats,found = store.manifest.stats.get(field),Counter()
+    if shown_kind(store, field)=='image':
+        for value in values or ():
+            if (size := _header_size(value)) is not None: found[size] += 1
+    if not found:
+        return stats and ImageSizes(stats['n'], tuple(stats['width']), tuple(stats['height']))
+    n,(width,height) = sum(found.values()),np.array(list(found.elements())).T
+    ratios = np.bincount(np.searchsorted(_RATIO_LIMITS, width/height), minlength=len(RATIOS))
+    if stats: n,(width,height) = stats['n'],(np.array(stats[side]) for side in ('width','height'))
+    def ends(side): return float(side.min()),float(side.mean() if not stats else side[1]),float(side.max())
+    return ImageSizes(n, ends(width), ends(height), found.most_common(5), ratios.tolist())
+
+def _header_size(value):
+    "(width, height) of an image file, by its header; `None` if it has none"
+    try:
+        check_image(value)
+        return Image.open(io.BytesIO(value)).size
+    except MemoryError: raise
+    except Exception: return None   # damaged, or no image file

@@ -1,0 +1,102 @@
+"""Samples of a store, shown as fastai shows those of a batch
+
+Docs: page `view/show`"""
+
+# fastai's types know how they are shown: an image draws itself on axes, a mask half transparent over it, boxes and
+# points on it, and a label is the title. Samples that consist of texts and numbers are rows of a table. So a value of a
+# store becomes such a type first. What cannot be read is shown as its error.
+#
+# matplotlib takes `$` in a title for the beginning of a formula. Titles here are plain text.
+
+import textwrap
+
+import pandas as pd
+from fastai.torch_core import display_df, TitledStr
+from fastai.vision.core import LabeledBBox, PILImage, PILMask, TensorBBox, TensorPoint
+from fastai.vision.data import get_grid
+
+from .choose import chosen_numbers
+from .pictures import cut_text, read_values, shown_kind, shown_value, tile_fields
+from ..load.audio import audio_of
+from ..store.base import field_codec, Store
+
+_DRAWN = 'image','drawing','mask','boxes','points','audio' # Kinds that are not only text, in the order of drawing
+_PIXELS = 400 # Longer side of the images that are drawn; more would only take longer
+_LINE,_LINES = 28,3 # Characters of a line of a title, and lines of a text
+
+def show_samples(
+    store:Store,
+    numbers=None, # As in `DatasetOps.show`, like what follows
+    n:int=12,
+    split:str=None,
+    where:dict=None,
+    label=None,
+    ncols:int=None, # Columns of the grid
+    figsize:tuple=None, # Its width and height in inches
+    **kwargs # As for `get_grid`
+): # List of axes, or a DataFrame
+    "Do what `DatasetOps.show` does"
+    numbers = chosen_numbers(store, numbers, n, split, where, label)
+    if not len(numbers): raise ValueError(f'{store.name}: there is no sample to show')
+    fields = tile_fields(store)
+    values = read_values(store, numbers, fields)
+    samples = [{field:shown_value(store, number, field, values[field][k], _PIXELS) for field in fields}
+               for k,number in enumerate(numbers.tolist())]
+    if not any(shown_kind(store, field) in _DRAWN for field in fields): return _show_table(numbers, samples)
+    n_columns = ncols or min(len(numbers), 4)
+    size = figsize or (3*n_columns,3.4*-(-len(numbers)//n_columns))
+    axes = get_grid(len(numbers), ncols=n_columns, figsize=size, **kwargs)
+    for k,(number,sample,ax) in enumerate(zip(numbers.tolist(), samples, axes)):
+        recordings = {field:audio_of(field_codec(store, field).from_bytes(values[field][k]))
+                      for field,shown in sample.items() if shown.kind=='audio'}
+        _show_on(ax, number, list(sample.values()), recordings)
+    axes[0].figure.tight_layout()
+    return axes
+
+def _show_table(numbers, samples):
+    "Samples without pictures as a table, which is displayed and returned"
+    table = pd.DataFrame([{field:shown.text for field,shown in sample.items()} for sample in samples], index=numbers)
+    with pd.option_context('display.max_colwidth', 160): display_df(table)
+    return table
+
+def _show_on(ax, number, values, recordings):
+    "Draw one sample: `values` is a list of `Shown`, `recordings` are `{field: TensorAudio}`"
+    labels = _labels_of_boxes(values)
+    titles = {shown.kind:shown.text for shown in reversed(values) if shown is not labels}
+    bases = [shown for kind in ('image','drawing') for shown in values if shown.kind==kind][:1]
+    drawn = bases+[shown for kind in ('mask','boxes','points') for shown in values if shown.kind==kind]
+    drawn = drawn or [shown for shown in values if shown.kind=='audio'][:1]
+    for shown in drawn: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
+    if not any(shown.kind=='audio' for shown in drawn): ax.axis('off')
+    labelled = [o for o in values if o.kind in ('label','labels') and o is not labels and o.text]
+    texts = [o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled)]
+    other = next((titles[kind] for kind in ('text','tokens') if titles.get(kind)), None)
+    if other: texts.append('\n'.join(textwrap.wrap(other[:_LINE*_LINES], _LINE)))
+    elif not texts and 'number' in titles: texts.append(titles['number'])
+    errors = [shown.text for shown in values if shown.kind=='error']
+    for text in [*texts, *('\n'.join(textwrap.wrap(error[:160], _LINE)) for error in errors), f'#{number}']:
+        TitledStr(text).show(ctx=ax)
+    for drawn in [ax.title, *ax.texts]: drawn.set_parse_math(False)
+
+def _labels_of_boxes(values):
+    "The `Shown` of labels that belong to boxes; else `None`"
+    boxes = next((shown for shown in values if shown.kind=='boxes'), None)
+    if boxes is None: return None
+    return next((o for o in values if o.kind=='labels' and len(o.marks)==len(boxes.marks)), None)
+
+def _extent(shown):
+    "Arguments of `imshow` that give an image that was made smaller the coordinates of the one that is stored"
+    if shown.kind not in ('image','drawing','mask'): return {}
+    width,height = shown.full_size
+    place = {'extent':(-.5,width-.5,height-.5,-.5)}
+    if shown.kind=='mask': place |= {'vmin':0, 'vmax':max(int(shown.marks.max()), 1), 'interpolation':'nearest'}
+    return place
+
+def _as_fastai(shown, labels, recordings):
+    "What is shown as an object of fastai, which shows itself"
+    if shown.kind in ('image','drawing'): return PILImage(shown.image.convert('RGB'))
+    if shown.kind=='mask': return PILMask.create(shown.marks)
+    if shown.kind=='points': return TensorPoint.create(shown.marks)
+    if shown.kind=='audio': return recordings[shown.field]
+    boxes = TensorBBox.create(shown.marks)
+    return boxes if labels is None else LabeledBBox(boxes, [cut_text(label, 24) for label in labels.marks])

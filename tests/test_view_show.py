@@ -1,0 +1,363 @@
+"What a person sees of a dataset: pictures of every kind of value, overviews, notebooks, reports and the shell"
+import base64, io, json, pickle, re, tracemalloc, warnings, wave, zlib
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from fastai.vision.all import DataLoaders, Flatten, Learner, nn
+from PIL import Image
+
+from fastai_remote import MemoryStore, RedisStore, RemoteDL, to_redis
+from fastai_remote.cli.main import main
+from fastai_remote.cli.terminal import picture_codes
+from fastai_remote.codec import pixels
+from fastai_remote.core import Manifest
+from fastai_remote.ingest.stores import changeable
+from fastai_remote.store.base import Store
+from fastai_remote.testing import ManualClock
+from fastai_remote.view.choose import chosen_numbers, items_of
+from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
+from fastai_remote.view.overview import overview, some_numbers
+from fastai_remote.view.pictures import as_picture, read_samples, shown_kind, thumbnail, tile_fields
+from fastai_remote.view.sheet import sheet
+from in_memory import in_memory
+from inputs import encoded
+
+# --- Every kind
+
+def recording(n=4000):
+    with wave.open(f:=io.BytesIO(), 'wb') as w:
+        w.setparams((1, 2, 8000, 0, 'NONE', ''))
+        w.writeframes((20000*np.sin(np.arange(n)/5)).astype('<i2').tobytes())
+    return f.getvalue()
+
+def photo(i, size=(60,40)):
+    rows,columns = np.mgrid[:size[1],:size[0]]
+    return Image.fromarray(np.stack([columns*4, rows*6, rows+columns+i], 2).astype(np.uint8))
+
+def mask():
+    codes = np.zeros((40,60), np.uint8)
+    codes[10:20,10:30],codes[25:35,30:50] = 1,2
+    return Image.fromarray(codes)
+
+def of_all_kinds(i):
+    stroke = np.array([[0,255,100],[0,200,255]], np.uint8)
+    return {'jpg':photo(i), 'mask.png':mask(), 'boxes.npy':np.array([[5,5,25,30],[30,10,58,38]], np.float32),
+            'boxes.labels':['cat','a<b>'], 'points.npy':np.array([[6,8],[40,20.]]), 'strokes':[stroke],
+            'wav':recording(), 'cls':'cat' if i%2 else 'dog', 'labels':['x','y'][:i%3], 'txt':f'text {i}', 'age.f4':i/3,
+            'n.i4':i, 'vector.npy':np.arange(4.), 'picture.npy':np.full((9,9), 7, np.uint8), 'meta.json':{'a':[i]},
+            'raw.bin':b'\0\1\2'}
+
+@pytest.fixture(scope='module')
+def all_kinds(): return in_memory([of_all_kinds(i) for i in range(20)], name='kinds')
+
+KINDS = {'jpg':'image', 'mask.png':'mask', 'boxes.npy':'boxes', 'boxes.labels':'labels', 'points.npy':'points',
+    'strokes':'drawing', 'wav':'audio', 'cls':'label', 'labels':'labels', 'txt':'text', 'age.f4':'number',
+    'n.i4':'number', 'vector.npy':'array', 'picture.npy':'array', 'meta.json':'other', 'raw.bin':'bytes'}
+TEXTS = {'jpg':'60 x 40', 'mask.png':'0, 1, 2', 'boxes.npy':'2 boxes', 'boxes.labels':'cat, a<b>',
+    'points.npy':'2 points', 'strokes':'1 strokes', 'wav':'0.50 s, 8,000 values per second', 'cls':'cat', 'labels':'x',
+    'txt':'text 1', 'age.f4':'0.33333', 'n.i4':'1', 'vector.npy':'float64 (4,): 0, 1, 2, 3',
+    'picture.npy':'uint8 (9, 9)', 'meta.json':'{"a": [1]}', 'raw.bin':'3 B, begins with 00 01 02'}
+
+def test_each_kind_has_a_text_and_those_that_can_be_seen_a_picture(all_kinds):
+    assert {field:shown_kind(all_kinds, field) for field in all_kinds.fields}==KINDS
+    sample, = read_samples(all_kinds, [1], 60, all_kinds.fields)
+    assert {field:shown.text for field,shown in sample.values.items()}==TEXTS and not sample.errors
+    seen = {field for field,shown in sample.values.items() if shown.image is not None}
+    assert seen=={'jpg','mask.png','strokes','wav','picture.npy'}
+    assert sample.title=='cat; labels: x' and 'txt' in sample.texts and sample.image.size==(60,40)
+    assert sample.values['jpg'].nbytes>300 and sample.values['cls'].nbytes is None
+
+def test_mask_boxes_and_points_are_drawn_over_the_image(all_kinds):
+    bare, = read_samples(all_kinds, [1], 60, ['jpg'])
+    difference = {}
+    for field in 'mask.png','boxes.npy','points.npy':
+        drawn, = read_samples(all_kinds, [1], 60, ['jpg', field])
+        difference[field] = np.abs(np.asarray(drawn.image).astype(int)-np.asarray(bare.image)).max(2)>20
+    assert difference['mask.png'][12,12] and not difference['mask.png'][2,2]
+    assert difference['boxes.npy'][5,15] and not difference['boxes.npy'][20,15]
+    assert difference['points.npy'][8,6] and not difference['points.npy'][30,5]
+
+@pytest.mark.parametrize('mode,size', [('1',(9,9)), ('LA',(9,9)), ('P',(9,9)), ('RGBA',(9,9)), ('I;16',(9,9)),
+                                       ('RGB',(1,3000)), ('L',(2000,3))])
+def test_pictures_of_any_mode_and_shape_become_small_ones(mode, size):
+    image = Image.new('L', size, 9).convert(mode) if mode!='I;16' else Image.fromarray(np.full(size, 40000, np.uint16))
+    store = MemoryStore({'png':[encoded(image)]})
+    picture = thumbnail(store, 0, 100)
+    assert max(Image.open(io.BytesIO(picture.content)).size)<=100 and picture.mime in ('image/png','image/jpeg')
+
+def test_a_picture_has_at_most_as_many_bytes_as_asked_for():
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (160,160,3), np.uint8))
+    assert len(as_picture(noise).content)>10_000>4000>=len(as_picture(noise, 4000).content)
+
+def test_marks_without_an_image_and_masks_alone_are_drawn_too():
+    store = in_memory([{'points.npy':np.array([[1e30,5],[3,-4]])}, {'points.npy':np.zeros((0,2))}])
+    some,none = read_samples(store, [0,1])
+    assert some.image is not None and none.image is None
+    store = in_memory([{'mask.png':mask(), 'cls':'a'}])
+    assert len(np.unique(np.asarray(read_samples(store, [0])[0].image)))>3
+
+# --- Bad and hostile values
+
+EVIL = '<script>alert(1)</script>'
+SVG = f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>'.encode()
+FIELD = 'a<img src=x onerror=alert(2)>.txt'
+
+@pytest.fixture(scope='module')
+def hostile():
+    "Five samples: a good one with a damaged text, a truncated JPEG, a bomb, an SVG as a JPEG, and a long text"
+    bomb = bytearray(encoded(Image.new('1', (8,8))))
+    bomb[16:24] = (30_000).to_bytes(4, 'big')*2   # width and height; then their checksum
+    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, 'big')
+    jpg = encoded(photo(0), 'JPEG')
+    texts = [EVIL.encode(), b'ok', b'\xff', SVG, b'x'*100_000]
+    store = MemoryStore({'jpg':[jpg, jpg[:300], bytes(bomb), SVG, jpg], FIELD:texts,
+        'svg.bin':[SVG]*5, 'cls':np.array([0,1,2,3,0], 'u1')}, 'hostile<b>', splits={f'train{EVIL}':[0,5]},
+        vocab={'cls':[f'</style>{EVIL}', '" onload="x', r'$\frac{$', '\u202eevil\x1b[2J']},
+        failures=[(f'file{EVIL}', f'reason{EVIL}')])
+    store.columns[FIELD][0] = b'other bytes'
+    store.manifest.failed = 1
+    return store
+
+@pytest.mark.filterwarnings('ignore:Image size')
+def test_damaged_values_and_bombs_are_shown_as_their_errors(hostile):
+    samples = read_samples(hostile, range(5))
+    wrong = [' '.join(sample.errors) for sample in samples]
+    assert 'do not match their checksum' in wrong[0] and FIELD in wrong[0] and samples[0].image is not None
+    assert 'sample 1' in wrong[1] and 'bomb' in wrong[2] and "can't decode byte 0xff" in wrong[2]
+    assert 'not an image' in wrong[3] and not wrong[4]
+    assert all(thumbnail(hostile, k, 64).size[0]<=64 for k in range(5))
+
+@pytest.mark.filterwarnings('ignore:Image size')
+def test_nothing_of_a_dataset_is_a_tag_or_a_script(hostile, tmp_path):
+    page = write_report(hostile, tmp_path/'page.html').read_text()
+    for html in notebook_html(hostile, 60),page:
+        tags = set(re.findall(r'<\s*/?\s*([a-zA-Z!]+)', html))
+        assert not tags-{'div','style','b','bdi','table','tr','td','th','span','figure','figcaption','img','br',
+            '!DOCTYPE','html','head','meta','title','body','h','p'}, tags
+        assert 'alert(1)' in html and not re.search(r'<[^>]*\son\w+=', html) and '\x1b' not in html
+        assert set(re.findall(r'src="(\w+):', html))=={'data'} and 'http' not in html.replace('http-equiv', '')
+    assert "default-src 'none'" in page and f'svg' in read_samples(hostile, [3], fields=['svg.bin'])[0].texts['svg.bin']
+
+def test_titles_are_no_formulas(hostile):
+    axes = hostile.show([0,4])
+    axes[0].figure.canvas.draw()
+    store = in_memory([{'png':photo(0), 'cls':r'$\frac{$'}])
+    (ax,) = store.show()
+    ax.figure.canvas.draw()   # matplotlib would raise an error
+    assert ax.title.get_text()=='$\\frac{$\n#0'
+
+@pytest.mark.filterwarnings('ignore:Image size')
+def test_a_grid_shows_errors_too(hostile):
+    titles = [ax.title.get_text() for ax in hostile.show([1,3])]
+    assert 'sample 1' in titles[0] and 'not an image' in titles[1].replace('\n', ' ')
+
+# --- Which samples
+
+def test_samples_are_chosen_by_split_label_and_values(all_kinds):
+    columns = {'age.f4':np.arange(20, dtype='f4'), 'cls':np.arange(20, dtype='u1')%2}
+    store = MemoryStore(columns, vocab={'cls':['a','b']}, splits={'train':[0,12], 'valid':[12,20]})
+    assert chosen_numbers(store, n=100, split='valid', label='b').tolist()==[13,15,17,19]
+    assert chosen_numbers(store, n=3, where={'age.f4':range(4, 7)}).tolist()==[4,5,6]
+    assert chosen_numbers(store, [3,1]).tolist()==[3,1] and chosen_numbers(store, 7).tolist()==[7]
+    some = chosen_numbers(store, n=5)
+    assert len(some)==5 and (np.diff(some)>0).all() and (some==chosen_numbers(store, n=5)).all()
+    assert len(items_of(store, ['valid','train']))==20 and list(items_of(store, ['valid']))==list(range(12, 20))
+    with pytest.raises(ValueError, match="no split 'test'; there are train, valid"): chosen_numbers(store, split='test')
+    with pytest.raises(ValueError, match="no label 'c'"): store.show(label='c')
+    with pytest.raises(IndexError): store.show([20])
+    with pytest.raises(TypeError, match='either numbers'): store.show([1], label='a')
+    with pytest.raises(ValueError, match='no field has labels'):
+        MemoryStore({'age.f4':np.ones(2, 'f4')}).show(label='a')
+
+# --- As fastai shows them
+
+def test_a_grid_is_made_of_the_types_of_fastai(all_kinds):
+    axes = all_kinds.show([1,2,3], ncols=2)
+    assert len(axes)==3 and axes[0].title.get_text()=='cat\nlabels: x\ntext 1\n#1'
+    assert len(axes[0].images)==2   # the image, and its mask
+    assert axes[0].images[0].get_extent()==[-.5,59.5,39.5,-.5]
+    assert {text.get_text() for text in axes[0].texts}=={'cat','a<b>'} and axes[0].collections   # boxes, points
+    plt.close('all')
+
+def test_recordings_are_curves_and_texts_and_numbers_a_table(capsys):
+    (ax,) = in_memory([{'wav':recording(), 'cls':'a'}]).show()
+    assert len(ax.lines)==1 and ax.get_xlabel()=='seconds' and ax.title.get_text()=='a\n#0'
+    table = in_memory([{'txt':'some <b>text', 'age.f4':1.5}]*3).show(n=2)
+    assert list(table.columns)==['txt','age.f4'] and len(table)==2 and table['txt'].iloc[0]=='some <b>text'
+
+# --- Overviews
+
+def test_an_overview_counts_labels_and_measures_a_sample():
+    store = in_memory([{'jpg':photo(i, (60,40) if i<15 else (40,90)), 'cls':'ab'[i%4==0], 'n.i4':i} for i in range(20)])
+    o = overview(store)
+    assert o.samples==20 and o.labels['cls'].most==[('a',15),('b',5)] and o.labels['cls'].counted and o.sampled==20
+    assert o.fields['n.i4'].nbytes==80 and o.fields['n.i4'].is_exact and not o.fields['jpg'].is_exact
+    assert .95*store.manifest.nbytes<o.fields['jpg'].nbytes<store.manifest.nbytes
+    assert o.sizes['jpg'].most==[((60,40),15),((40,90),5)] and o.sizes['jpg'].ratios==[5,0,0,15,0]
+    assert overview(store, 0).sampled==0 and overview(store, 0).fields['jpg'].nbytes is None
+
+def test_labels_that_are_not_counted_are_not_guessed():
+    store = MemoryStore({'cls':np.array([0,1], 'u1')}, vocab={'cls':['a','b']})
+    assert not overview(store).labels['cls'].counted and 'not known' in notebook_html(store, 60)
+
+def test_counts_of_labels_follow_each_change(put):
+    store,_ = put([{'txt':str(i), 'cls':'ab'[i%2]} for i in range(6)], shuffle=False)
+    def counts(store): return dict(overview(store).labels['cls'].most)
+    assert counts(store)=={'a':3,'b':3}
+    store = store.append([{'txt':'more', 'cls':'c'}], num_workers=0, progress=False)
+    assert counts(store)=={'a':3,'b':3,'c':1}
+    assert counts(store.edit(drop=[0], set={'cls':{1:'c'}}))=={'a':2,'b':2,'c':2}
+
+def test_reasons_of_failures_are_counted():
+    failures = [(f'file {k}', 'too small' if k<1500 else 'late') for k in range(3000)]
+    store = MemoryStore({'txt':[b'a']}, failures=failures)
+    store.manifest.failed = 3000
+    o = overview(store)
+    assert (o.failed, o.reasons, o.n_reasons)==(3000, [('too small', 1000)], 1000)
+    assert 'reasons of 1,000' in notebook_html(store, 60)
+
+class Synthetic(Store):
+    "Makes its values from the number, and remembers how many were asked for"
+    def __init__(self, n, labels=8):
+        self.png,self.asked = encoded(photo(0)),0
+        fields = {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u4'}}
+        self.manifest = Manifest('synthetic', n, fields, vocab={'cls':[f'label {k}' for k in range(labels)]},
+                                 counts={'cls':[n//labels]*labels}, nbytes=len(self.png)*n)
+    def read_values(self, numbers, fields):
+        self.asked += len(numbers)
+        return {f:[self.png]*len(numbers) if f=='png' else (numbers%8).astype('u4') for f in fields}
+
+def test_fifty_million_samples_cost_what_a_few_cost():
+    store = Synthetic(50_000_000)
+    notebook_html(store, 60)   # what is loaded once
+    tracemalloc.start()
+    html,o = notebook_html(store, 60),overview(store)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak<10_000_000 and store.asked==12+12+o.sampled and '50,000,000' in html and html.count('<img')==12
+    assert some_numbers(store, 12).max()>25_000_000
+
+def test_a_summary_stays_small_whatever_is_in_the_dataset():
+    store = Synthetic(1000, labels=100_000)
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300,300,3), np.uint8))
+    store.png = encoded(noise)
+    for k in range(500): store.manifest.fields[f'{"x"*200}{k}.i4'] = {'codec':'i4','dtype':'i4'}
+    def values(field, n): return [store.png]*n if field=='png' else np.zeros(n, 'i4')
+    store.read_values = lambda numbers, fields: {field:values(field, len(numbers)) for field in fields}
+    html = notebook_html(store, 60)
+    assert len(html.encode())<MAX_HTML and html.count('<img')==12 and 'more labels' in html and 'more fields' in html
+
+def test_a_report_is_one_small_file(all_kinds, tmp_path):
+    path = all_kinds.report(tmp_path/'kinds.html', n=8)
+    page = path.read_text()
+    assert page.startswith('<!DOCTYPE html>') and page.count('<img')==8 and len(page)<MAX_REPORT
+    picture = re.search('base64,([^"]+)"', page)[1]
+    assert max(Image.open(io.BytesIO(base64.b64decode(picture))).size)<=160
+
+# --- A server that is away
+
+def test_without_an_answer_a_notebook_shows_the_table_of_before(fresh):
+    to_redis([{'txt':'a', 'cls':'b'}]*3, fresh.url, 'd', num_workers=0, progress=False)
+    store = RedisStore(fresh.url, 'd', timeout=1)
+    unread = changeable(pickle.loads(pickle.dumps(store)))
+    assert '<figure' in store._repr_html_()
+    fresh.kill()
+    with ManualClock():
+        html = store._repr_html_()
+        assert '<table><tr><th colspan=2>d' in html and '<figure' not in html and '3 samples' in repr(store)
+        assert unread._repr_html_() is None and 'not read yet' in repr(unread)
+
+def test_a_summary_does_not_wait_for_longer_than_it_may():
+    import threading
+    class Slow(Synthetic):
+        answer = threading.Event()
+        def read_values(self, numbers, fields):
+            self.answer.wait(60)
+            return super().read_values(numbers, fields)
+    store = Slow(100)
+    assert notebook_html(store, .05) is None
+    store.answer.set()
+
+# --- Losses
+
+def trained(store):
+    dls = DataLoaders.from_store(store, bs=4, num_workers=0)
+    return Learner(dls, nn.Sequential(Flatten(), nn.Linear(12, 2)))
+
+@pytest.fixture
+def two_classes(put):
+    def sample(i): return {'png':Image.new('RGB', (2,2), (250*(i%2),0,0)), 'cls':'ab'[i%2]}
+    return put({'train':[sample(i) for i in range(10)], 'valid':[sample(i) for i in range(9)]}, shuffle=False)[0]
+
+def test_losses_are_those_of_get_preds_in_the_order_of_the_store(two_classes):
+    learn = trained(two_classes)
+    with learn.no_bar(): preds,targets,losses = learn.get_preds(with_loss=True)
+    with learn.no_bar(): store = two_classes.add_losses(learn)
+    values = store.get_many(range(19), ['loss.f4','pred.cls','confidence.f4'])
+    assert store.fields==['png','cls','loss.f4','pred.cls','confidence.f4']
+    np.testing.assert_allclose(values['loss.f4'][10:], losses, rtol=1e-5)
+    np.testing.assert_allclose(values['confidence.f4'][10:], preds.max(1)[0], rtol=1e-5)
+    assert values['pred.cls'][10:].tolist()==preds.argmax(1).tolist()
+    assert np.isnan(values['loss.f4'][:10]).all() and store[0]['pred.cls']=='' and store[12]['pred.cls'] in 'ab'
+    assert list(DataLoaders.from_store(store, bs=4, num_workers=0).vocab)==['a','b']   # the target is still `cls`
+    with learn.no_bar(): again = store.add_losses(learn, ['train','valid'])
+    assert again.fields==store.fields and not np.isnan(again.get_many(range(19), 'loss.f4')['loss.f4']).any()
+    assert again.manifest.vocab['pred.cls']==['a','b'] and not again.verify(num_workers=0, progress=False).bad
+
+def test_losses_of_another_kind_of_target_are_only_losses(server):
+    to_redis([{'png':Image.new('RGB', (2,2)), 'age.f4':i/4} for i in range(8)], server.url, 'ages', num_workers=0,
+             progress=False)
+    store = RedisStore(server.url, 'ages')
+    learn = Learner(DataLoaders.from_store(store, bs=4, num_workers=0), nn.Sequential(Flatten(), nn.Linear(12, 1)))
+    with learn.no_bar(): store = store.add_losses(learn, None)
+    losses = store.get_many(range(8), 'loss.f4')['loss.f4']
+    assert store.fields==['png','age.f4','loss.f4'] and len(set(losses.tolist()))>1
+    assert DataLoaders.from_store(store, bs=4, num_workers=0).one_batch()[1].shape==(4,)
+
+def test_fields_are_replaced_only_if_that_was_asked_for(put):
+    store,_ = put([{'txt':str(i)} for i in range(4)], shuffle=False)
+    store = store.add_fields({'a.i4':np.arange(4, dtype='i4'), 'b.txt':list('wxyz')}, num_workers=0, progress=False)
+    with pytest.raises(ValueError, match="a field 'a.i4' already; replace=True"):
+        store.add_fields({'a.i4':np.zeros(4, 'i4')})
+    store = store.add_fields({'a.i4':np.arange(4, 8, dtype='i4'), 'b.txt':list('abcd')}, replace=True, num_workers=0,
+                             progress=False)
+    assert store[1]=={'txt':'1', 'a.i4':5, 'b.txt':'b'} and not store.verify(num_workers=0, progress=False).bad
+    columns = store.get_many(range(4), store.fields, decode=True)
+    with pytest.raises(ValueError, match='all of its fields'): store.add_fields(columns, replace=True)
+    assert store.edit(drop=[0])[0]=={'txt':'1', 'a.i4':5, 'b.txt':'b'}
+
+# --- In a shell
+
+def test_show_writes_a_picture_and_prints_values(put, tmp_path, capsys):
+    source = {split:[of_all_kinds(i) for i in range(n)] for split,n in (('train',6), ('valid',4))}
+    store,_ = put(source, shuffle=False)
+    place = [store.link.url, store.name] if isinstance(store, RedisStore) else [store.storage.url]
+    assert main(['show', *place, '--n', '4', '--out', str(tmp_path/'grid.png'), '--size', '64'])==0
+    out = capsys.readouterr().out
+    assert Image.open(tmp_path/'grid.png').size==(4*72+8,102+8) and out.count('txt: text')==4 and 'age.f4: ' in out
+    assert main(['show', *place, '--label', 'cat', '--split', 'valid', '--json'])==0
+    document = json.loads(capsys.readouterr().out)
+    assert [sample['number'] for sample in document['samples']]==[7,9]
+    assert main(['show', *place, '--label', 'bird'])==1 and "no label 'bird'" in capsys.readouterr().err
+    assert main(['info', *place])==0 and 'cat (5), dog (5)' in capsys.readouterr().out
+
+def test_terminals_that_draw_get_the_picture():
+    png = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (60,60), np.uint8)))
+    kitty,iterm = picture_codes(png, 'kitty'),picture_codes(png, 'iterm')
+    pieces = re.findall('\x1b_G[^;]*m=([01]);([^\x1b]*)\x1b\\\\', kitty)
+    assert [more for more,_ in pieces]==['1']*(len(pieces)-1)+['0'] and max(len(piece) for _,piece in pieces)<=4096
+    assert base64.b64decode(''.join(piece for _,piece in pieces))==png
+    assert base64.b64decode(iterm.split(':')[1].split('\a')[0])==png
+
+def test_a_sheet_has_a_place_for_each_sample(all_kinds):
+    samples = read_samples(all_kinds, range(5), 64)
+    assert sheet(samples, 3).size==(3*72+8,2*102+8) and tile_fields(all_kinds)[0]=='jpg'
+
+def test_the_first_loader_says_what_missing_c_modules_cost(monkeypatch):
+    monkeypatch.setattr(pixels, '_told', [])
+    monkeypatch.setattr(pixels, 'C_MODULES', (pixels.CModule('_nothing', 'all is slow', 'work'),))
+    with pytest.warns(UserWarning, match='without the C module _nothing, all is slow'): pixels.warn_without_c_modules()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        pixels.warn_without_c_modules()
