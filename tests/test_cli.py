@@ -1,5 +1,5 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
-import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
+import configparser, inspect, io, json, os, pty, re, shlex, shutil, signal, subprocess, sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +12,13 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
-from fastai_remote.cli.command import read_function, read_label
+from fastai_remote.cli.command import add_options, ArgumentParser, parameters_of, read_function, read_label, read_value
 from fastai_remote.cli.commands import COMMANDS
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
 from fastai_remote.cli.serve import serve_folder, serving
-from fastai_remote.cli.terminal import flag
-from fastai_remote.cli.words import SOURCE_KINDS, url_of
+from fastai_remote.cli.terminal import flag, in_shell, Progress
+from fastai_remote.cli.words import read_places, SOURCE_KINDS, split_sources, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
@@ -132,6 +132,7 @@ def test_samples_are_added_to_a_dataset(images, server, tmp_path, result):
         result('ingest', images/'cat', *place, *words)
         report = result('append', images/'dog', *place, *words)
         assert (report['added'], report['samples'])==(20, 40) and result('info', *place)['samples']==40
+        assert result('append', images/'dog', *place, *words, '--again')['samples']==60
 
 def make_drawings(folder, images):
     lines = [dict(word='line', key_id=str(k), recognized=True, drawing=[[[0, k], [5, 60]]]) for k in range(20)]
@@ -406,6 +407,32 @@ def parameters():
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 
+def test_values_of_options_have_the_types_of_the_parameters():
+    assert read_value('a=cls,b=txt', {list,dict})=={'a':'cls', 'b':'txt'}
+    assert read_value('0,b', {int,str,list})==[0,'b'] and read_value('.5', {int,float})==.5
+    def example(size:int, num_workers:int=None, shuffle:bool=True, max_failed:int|float=None, splits:dict=None,
+                fn_col:int|str=None, label_col:int|str|list=None, fields:dict=None, key:bool=None): pass
+    parser = ArgumentParser(prog='example')
+    add_options(parser, parameters_of([example]))
+    words = ('--workers 2 --max-failed .5 --splits train,valid=20 --fn-col 0 --no-shuffle --label-col a,b --fields a=cls '
+             '--key')
+    assert vars(parser.parse_args(words.split()))==dict(
+        num_workers=2, max_failed=.5, splits={'train':None, 'valid':20}, fn_col=0, shuffle=False, label_col=['a','b'],
+        fields={'a':'cls'}, key=True)   # `size` is no option: it has no default
+
+def test_words_of_places_and_sources(monkeypatch):
+    monkeypatch.setenv('OTHER', 's3://bucket/pets')
+    assert url_of('env:OTHER')=='s3://bucket/pets' and url_of('env:OTHER/small')=='s3://bucket/pets/small'
+    one,two = read_places(['redis://localhost', 'pets', 's3://bucket/pets'], 2)
+    assert (one.name, one.is_redis, two.words, two.is_redis)==('pets', True, ['s3://bucket/pets'], False)
+    words = ['a.csv','b.csv'],['redis://localhost','pets']
+    assert split_sources(sum(words, []))==words
+
+def test_messages_of_python_become_those_of_a_shell():
+    message = "pets: repeat the same call to go on, or RedisStore.abandon(url, 'pets')\n  a: b"
+    expected = "pets: repeat the same command to go on, or `fastai_remote abandon redis://h 'my pets'`; a: b"
+    assert in_shell(message, ['redis://h','my pets'])==expected
+
 @pytest.mark.parametrize('name', COMMANDS)
 def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples(name, capsys):
     for action in COMMANDS[name].parser()._actions:
@@ -515,6 +542,16 @@ def test_a_password_is_asked_for_in_a_terminal_and_not_shown(strict):
     assert RedisStore.names(strict.url)==['one']
 
 # Progress and interruptions
+
+def test_progress_is_one_line_that_is_written_over():
+    terminal,report = io.StringIO(),SimpleNamespace(written=0)
+    def chunks():
+        for _ in range(4):
+            report.written += 100
+            yield report.written
+    assert list(Progress(lambda r: (r.written, 2), file=terminal, pause=0)(chunks(), 4, report))==[100,200,300,400]
+    lines = terminal.getvalue().split('\r\x1b[K')
+    assert (lines[1], lines[-1])==('starting', '')
 
 def test_progress_in_a_terminal_and_silence_without_one(server, images, cli):
     words = ['ingest', images, server.url, 'shown', '--chunk', 2, *FAST]
@@ -650,11 +687,15 @@ def test_doctor_of_the_machine(result, cli, monkeypatch):
     code,out,_ = cli('doctor')
     assert code==0 and re.search('- C module _jpeg: not compiled, so JPEG photographs load .* as fast', out)
 
-def test_doctor_of_a_folder(tmp_path, cli):
+def test_doctor_of_a_folder(tmp_path, result, cli):
     to_shards([{'id':1}], tmp_path/'d', **QUIET)
     code,out,_ = cli('doctor', tmp_path/'d')
     assert code==0 and 'dataset: 1 samples' in out
     assert cli('doctor', tmp_path/'nowhere')[0]==0
+    (tmp_path/'empty').mkdir()
+    findings = result('doctor', tmp_path/'empty')['findings']
+    assert {'folder','rights','disk'}<={o['what'] for o in findings} and 'problem' not in {o['level'] for o in findings}
+    assert cli('ls', tmp_path/'empty')[1]==f"no datasets at {tmp_path/'empty'}\n"
 
 def test_doctor_finds_dangerous_settings(cli):
     with redis_server(maxmemory='30mb', maxmemory_policy='allkeys-random') as s:
