@@ -5,7 +5,7 @@ A `Pipeline` says what a user would write: the kind of image, transforms, subcla
 process of its own, so that no patch, no method taught to a transform and no random state outlives it. What a training
 loop would see comes back as a `Record`; `difference` compares two of them.
 """
-import pickle, random, sys, traceback, types, zlib
+import gc, pickle, random, sys, traceback, types, zlib
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
@@ -736,7 +736,10 @@ def _run_all(jobs, data):
 def forked(f):
     "`f()` in a fork of this process, which is then gone"
     results,send = get_context('fork').Pipe(duplex=False)
-    process = get_context('fork').Process(target=lambda: send.send(f()))
+    def work():
+        gc.disable()   # it would touch, and so copy, all that this process has
+        send.send(f())
+    process = get_context('fork').Process(target=work)
     process.start()
     send.close()
     try: return results.recv()   # `EOFError` if the process has died

@@ -155,7 +155,9 @@ MAY_FAIL = {   # in stock, which then has to fail here, too
 SLOW = ('subclasses of item transforms', 'whole images', 'image classes', 'transforms with a memory in two workers',
     'what it sees of grey images', 'images of many sizes', 'functions of a user', 'loaders with two workers', 'threads',
     'one channel', 'what an unknown transform sees', 'changed during an epoch', 'prepared loaders',
-    'points and boxes with augmentations', 'written to while workers send one channel', 'transforms with a memory')
+    'points and boxes with augmentations', 'written to while workers send one channel', 'transforms with a memory',
+    'kinds of images', 'batch transforms', 'loaders', 'what it sees after known ones', 'without C',
+    'a crop at the border')
 
 def some_slow(names, slow): return [pytest.param(o, marks=pytest.mark.slow) if o in slow else o for o in names]
 
