@@ -10,7 +10,6 @@ import guide
 
 GUIDE = sorted((root/'nbs/guide').glob('*.md'))
 # What a group of tests shares is made once, by one of the two processes
-of_the_site = pytest.mark.xdist_group('site')
 def of_the_guide(test): return pytest.mark.slow(pytest.mark.timeout(900)(pytest.mark.xdist_group('guide')(test)))
 PLACEHOLDER = re.compile(r'example\.(?:org|com|net)|fastai-remote\.github|github\.com/fastai-remote', re.I)
 
@@ -139,7 +138,7 @@ def site_pages():
 
 def titles(entries): return [next(iter(e)) for e in entries]
 
-@of_the_site
+@of_the_guide
 def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
     "Each tutorial of `nbs/tutorials` has a place; those on engines are last"
     import docs
@@ -148,7 +147,7 @@ def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
     names = [Path(next(iter(e.values()))).stem for e in section]
     assert names[:3]==['images', 'shards', 'drawings'] and names[-3:]==['spark', 'dask', 'ray']
 
-@of_the_site
+@of_the_guide
 def test_decision_notes_are_folded_away(site_pages):
     "A section within a section is closed until one opens it"
     import docs
@@ -200,7 +199,7 @@ def test_the_site_shows_signatures_as_python_does_and_describes_arguments_by_the
     for text in ('f(a, /, b=1, *c, d, **e)', 'f(a, *, b=1)', 'f(a, b=1, /)'):
         assert docs.signature('f', docs.ast.parse(f'def {text}: pass').body[0])==text
 
-@of_the_site
+@of_the_guide
 def test_tables_show_pipes_and_end_before_the_text_that_follows_them(site_pages):
     "mkdocs shows a backslash in inline code, and reads a line directly below a table as its last row"
     import docs
