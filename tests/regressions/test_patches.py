@@ -39,7 +39,8 @@ import fastai_remote.block, fastai_remote.load.kinds
 now = attributes()
 changed = sorted('.'.join(key) for key in now if now[key]!=before.get(key))
 assert changed==['DataLoaders.from_redis', 'DataLoaders.from_shards', 'DataLoaders.from_store', 'DataLoaders.test_dl',
-                 'ImagesCleaner.set_fns', 'Learner.batch_at', 'Learner.fit', 'TfmdDL.__new__', 'TfmdLists.setup'], changed
+                 'DataLoaders.tune', 'ImagesCleaner.set_fns', 'Learner.batch_at', 'Learner.fit', 'TfmdDL.__new__',
+                 'TfmdLists.setup'], changed
 if when=='after': patch_all(when)
 
 store = MemoryStore({'x.f4':np.arange(16, dtype='f4'), 'cls':np.zeros(16, np.uint8)}, vocab={'cls':['a']})
