@@ -11,6 +11,7 @@ from source_table import KINDS, check, growth
 def is_right(row):
     return [row[k] for k in ('lost','wrong','names','splits')]==[0,0,'yes','yes'] and row['files'] in ('yes','-')
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS, ids=str)
 def test_all_samples_arrive_with_what_belongs_to_them(kind, server, tmp_path):
     for place in None,server:
