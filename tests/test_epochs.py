@@ -128,8 +128,9 @@ def test_streams_of_all_processes_contain_every_sample_once(datasets, store, kin
     assert max(per_rank)-min(per_rank)<=apart
     if kind!='select': assert [stream.count(rank, world) for rank in range(world)] in (per_rank, [None]*world)
 
-@pytest.mark.parametrize('kind,workers', [*((kind, 0) for kind in (*KINDS,'mix','buffer')),
-                                          *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ('batches','batched','mix'))])
+@pytest.mark.parametrize('kind,workers', [
+    *((kind, 0) for kind in (*KINDS,'mix','buffer')),
+    *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ('batches','batched','mix'))])
 @pytest.mark.filterwarnings('error::UserWarning', 'ignore:This DataLoader will create')
 def test_workers_of_a_loader_read_every_epoch_in_its_own_order(ds, kind, workers):
     "Of the seed and `set_epoch`, or else of torch's generator; also persistent workers, whatever was read before"
