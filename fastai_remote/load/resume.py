@@ -262,8 +262,8 @@ class _Agreement:
         torch.distributed.all_gather_object(places, place, self.group)
         other = next((rank for rank in range(self.n) if places[rank]!=places[0]), None)
         if other is None: return
-        raise ValueError(f'{name}: rank 0 reads {places[0]}, and rank {other} reads {places[other]}; give a path or URL '
-                         'of one file that all ranks can read')
+        raise ValueError(f'{name}: rank 0 reads {places[0]}, and rank {other} reads {places[other]}; give a path or '
+                         'URL of one file that all ranks can read')
 
     def of_all(self,
         number:int # That of this rank

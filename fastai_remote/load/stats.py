@@ -9,7 +9,7 @@ __all__ = ['PARTS', 'DATA', 'STAGES', 'LoaderTimes', 'History', 'StepHistory', '
            'advice_for', 'LoaderSpeed', 'load_for', 'Tuned']
 
 # %% ../../nbs/load/27_stats.ipynb #4c80e395
-import math, os, statistics
+import math, statistics
 from collections import deque
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
