@@ -300,6 +300,29 @@ def samples_text(document:dict)->str:
     if document['out']: lines.append(f"written: {document['out']}")
     return '\n'.join(lines)
 
+@command('URL [NAME]', name='view', examples="""
+      fastai_remote view redis://localhost pets --open
+      fastai_remote view s3://bucket/pets --edit --port 8800""")
+def view_dataset(args,
+    edit:bool=False, # May samples be marked on the page, and the dataset be changed?
+    open:bool=False, # Show the page in a browser of this machine
+    port:int=None, # TCP port of this machine; default: a free one
+    # The address under which Jupyter's proxy serves ports, such as https://hub.org/user/me/proxy
+    proxy:str=None
+):
+    """Serve a page that shows any sample in a browser, and filters and sorts, until Ctrl-C.
+
+    It prints the address. Who has it sees the dataset and, with `--edit`, changes it. Only programs on this machine can
+    reach it; `ssh -L PORT:localhost:PORT HOST` shows the page of another machine."""
+    if port is not None and not 0<port<65536: raise UsageError(f'--port {port} is no TCP port')
+    place, = places_of(args)
+    view = View(place.store(), edit, port=port, proxy=proxy)
+    show(args, dict(name=view.store.name, url=view.url), f'{view}\nCtrl-C ends it')
+    sys.stdout.flush()
+    if open: view.open()
+    try: Event().wait()
+    except KeyboardInterrupt: view.close()
+
 # The exit code of `verify` says whether something was found. `failures` prints while it reads.
 
 @command('URL [NAME]', verify_store, examples="""
@@ -344,29 +367,6 @@ def failures_at(place)->tuple:
     writer = RedisWriter(place.link, place.name) if place.is_redis else ShardWriter(place.storage)
     writer.plan = writer.place.plan()
     return writer.name,writer.failures()
-
-@command('URL [NAME]', name='view', examples="""
-      fastai_remote view redis://localhost pets --open
-      fastai_remote view s3://bucket/pets --edit --port 8800""")
-def view_dataset(args,
-    edit:bool=False, # May samples be marked on the page, and the dataset be changed?
-    open:bool=False, # Show the page in a browser of this machine
-    port:int=None, # TCP port of this machine; default: a free one
-    # The address under which Jupyter's proxy serves ports, such as https://hub.org/user/me/proxy
-    proxy:str=None
-):
-    """Serve a page that shows any sample in a browser, and filters and sorts, until Ctrl-C.
-
-    It prints the address. Who has it sees the dataset and, with `--edit`, changes it. Only programs on this machine can
-    reach it; `ssh -L PORT:localhost:PORT HOST` shows the page of another machine."""
-    if port is not None and not 0<port<65536: raise UsageError(f'--port {port} is no TCP port')
-    place, = places_of(args)
-    view = View(place.store(), edit, port=port, proxy=proxy)
-    show(args, dict(name=view.store.name, url=view.url), f'{view}\nCtrl-C ends it')
-    sys.stdout.flush()
-    if open: view.open()
-    try: Event().wait()
-    except KeyboardInterrupt: view.close()
 
 # --- Removing, serving, examining
 
