@@ -132,7 +132,7 @@ def test_any_of_fifty_million_samples_is_shown_at_once(page, driver):
     shown = page(store)
     assert shown.text('#count')=='50,000,000 samples'
     shown.jump(40_000_000)
-    assert 'a\n40,000,000' in shown.tiles() and f'at={40_000_000}' in shown.driver.current_url or True
+    assert 'a\n40,000,000' in shown.tiles() and 'at=40000000' in driver.current_url
     places = np.random.default_rng(0).integers(0, n, 200).tolist()
     for place in places[:50]: shown.jump(place)
     driver.execute_cdp_cmd('HeapProfiler.collectGarbage', {})
@@ -147,7 +147,7 @@ def test_any_of_fifty_million_samples_is_shown_at_once(page, driver):
     shown.wait(lambda: '49,999,999' in shown.tiles()[-1])
     shown.jump(40_000_000)
     first = shown.tiles()[0]
-    driver.execute_script(scroll, 199)
+    driver.execute_script(scroll, 250)
     shown.wait(lambda: '40,000,008' in shown.tiles()[0] and first!=shown.tiles()[0])
     assert not errors(driver)
 
@@ -158,7 +158,7 @@ def test_filters_sorts_and_addresses(page, driver):
     shown.one('#label').send_keys('c')
     shown.one('#query button').click()
     shown.wait(lambda: shown.text('#count')=='125,000 of 1,000,000 samples')
-    assert shown.tiles()[1]=='c\n10' and 'label=c' in driver.current_url
+    shown.wait(lambda: shown.tiles()[1]=='c\n10' and 'label=c' in driver.current_url)
     shown.go('split=valid&sort=-loss.f4')
     numbers = np.arange(999_000, 1_000_000)
     order = numbers[np.argsort(-(numbers*2654435761%(1<<32)).astype(np.float32), kind='stable')]
@@ -180,7 +180,7 @@ def test_marks_are_applied_and_the_new_version_is_shown(page, driver, server):
     to_redis(samples, server.url, 'pets', **OPTIONS)
     shown = page(RedisStore(server.url, 'pets'), edit=True)
     shown.one('#jump').send_keys('key 5\n')
-    shown.wait(lambda: 'key 5' in shown.tiles()[5])
+    shown.wait(lambda: shown.texts('.tile.at .number')==['key 5'])
     shown.click('[data-position="5"]')
     shown.wait(lambda: 'Sample 5' in shown.text('#sample'))
     shown.keys('x')

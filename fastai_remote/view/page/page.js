@@ -259,6 +259,7 @@ async function jump(text) {
   if (position<0) return message(number<state.dataset.n ? `Sample ${count(number)} is not among those that are shown` : `There are ${count(state.dataset.n)} samples, numbered from 0`);
   if ($('grid').hidden) show('grid');
   state.position = position;
+  $('grid').focus();
   grid.scrollTo(position);
   grid.redraw();
   writeAddress();
