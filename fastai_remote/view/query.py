@@ -222,7 +222,7 @@ class Answer:
     def _values(self, numbers, spec):
         "The values of `spec`, `None` where one is missing or damaged"
         try: return self.store.get_many(numbers, spec)[spec]
-        except (CorruptSample,MissingSample) as e:
+        except (CorruptSample,MissingSample):
             if len(numbers)>1: return [value for number in numbers for value in self._values([number], spec)]
             self.unread += 1
             return [None]
