@@ -106,18 +106,19 @@ def test_headers_forbid_scripts_of_others(pets, view):
         assert "default-src 'none'; script-src 'self';" in policy and 'unsafe' not in policy
         assert response.headers['X-Content-Type-Options']=='nosniff'
         assert response.headers['Referrer-Policy']=='no-referrer' and response.headers['Cache-Control']=='no-store'
-        if name in ('','page.js','grid.js','page.css'):   # nothing is loaded from elsewhere, and no HTML is made of data
+        # nothing is loaded from elsewhere, and no HTML is made of data
+        if name in ('','page.js','grid.js','page.css'):
             assert not any(word in content for word in (b'http:', b'https:', b'innerHTML', b'<style', b' onclick='))
 
 def test_a_proxy_serves_the_page_under_its_own_name(pets, view):
-    page = view(pets, proxy='https://hub.example.org/user/me/proxy/', height=500)
-    assert page.url==f'https://hub.example.org/user/me/proxy/{page._server.port}/{page._server.token}/'
+    page = view(pets, proxy='https://hub.lab/user/me/proxy/', height=500)
+    assert page.url==f'https://hub.lab/user/me/proxy/{page._server.port}/{page._server.token}/'
     assert f'<iframe src="{page.url}" width="100%" height="500"' in page._repr_html_()
     local = view(pets)
     page_of = lambda o, host: request(o, 'dataset', path=f'/{o._server.token}/', Host=host)[0].status
     page.proxy = None
-    assert page_of(page, 'hub.example.org')==200 and page_of(page, 'other.example.org')==403
-    assert page_of(local, 'hub.example.org')==403 and local.url in local._repr_html_() and local.url in repr(local)
+    assert page_of(page, 'hub.lab')==200 and page_of(page, 'other.lab')==403
+    assert page_of(local, 'hub.lab')==403 and local.url in local._repr_html_() and local.url in repr(local)
 
 def test_nothing_outside_the_dataset_is_read(pets, view):
     page = view(pets)
