@@ -92,7 +92,7 @@ class Page:
         from selenium.common.exceptions import WebDriverException
         def holds():
             try: return condition()
-            except WebDriverException: return False
+            except (WebDriverException,IndexError): return False   # it is being drawn
         wait_for(holds, 30)
 
 @pytest.fixture(scope='module')

@@ -116,7 +116,10 @@ export class Grid {
     let wanted = this.missing(first, stop);
     if (this.request && wanted.some(block => !this.request.blocks.includes(block))) this.request.abort();
     else if (this.request) return;
-    if (!wanted.length) wanted = this.missing(Math.min(first, first+screen), Math.max(stop, stop+screen));
+    if (!wanted.length) {   // the server may first answer what the user does next
+      wanted = this.missing(Math.min(first, first+screen), Math.max(stop, stop+screen));
+      pause = 120;
+    }
     if (wanted.length) this.waiting = setTimeout(() => this.read(wanted), pause);
   }
 
