@@ -49,6 +49,6 @@ setup(
     extras_require={k.removesuffix(suffix):v.split() for k,v in settings.items() if k.endswith(suffix)},
     ext_modules=[c_module('jpeg', **libjpeg()), c_module('pixels')],
     options=dict(bdist_wheel=wheel),
-    packages=find_packages(include=[library, f'{library}.*']), package_data={library:['py.typed','*.pyi']},
+    packages=find_packages(include=[library, f'{library}.*']), package_data={library:['py.typed','*.pyi','view/page/*']},
     entry_points=dict(nbdev=[f'{library}={library}._modidx:d'], console_scripts=[settings['console_scripts']]),
 )

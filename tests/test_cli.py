@@ -394,7 +394,7 @@ def test_a_traceback_can_be_asked_for():
 
 # Options
 
-ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words','out'}
+ONLY_HERE = {'json','leftovers','traceback','yes','kind','resize','help','port','memory','words','out','open'}
 
 def parameters():
     "The parameters of the functions of the package that commands call"
@@ -403,7 +403,7 @@ def parameters():
     from fastai_remote.source.shrink import shrink
     from fastai_remote.view.pictures import read_samples
     functions = (to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serving,
-                 RedisStore.show,read_samples)
+                 RedisStore.show,RedisStore.view,read_samples)
     sources = [kind.open for kind in SOURCE_KINDS.values()]
     return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 

@@ -89,7 +89,7 @@ def program(
     return f'{prelude}\n{start}\ntry:\n{indent(body)}\nfinally: server.close()\n'
 
 RUNNER = '''
-import base64, contextlib, io, json, os, sys, traceback, warnings
+import base64, contextlib, io, json, os, shutil, subprocess, sys, traceback, warnings
 warnings.simplefilter("ignore")
 
 def figures():
@@ -101,6 +101,17 @@ def figures():
         found.append(base64.b64encode(file.getvalue()).decode())
     if pyplot: pyplot.close("all")
     return found
+
+def page_of(view):
+    "The page of a dataset as a PNG file, in a list; an empty one without Chromium"
+    chromium,file = shutil.which("chromium"),os.path.abspath("page.png")
+    if chromium is None: return []
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+               "--window-size=1000,560", "--virtual-time-budget=5000", f"--screenshot={file}", view.url]
+    try: subprocess.run(command, capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired: return []
+    if not os.path.exists(file): return []
+    with open(file, "rb") as f: return [base64.b64encode(f.read()).decode()]
 
 def run(page):
     "Run the program of a page; returns the outputs of its examples, and what went wrong"
@@ -114,9 +125,13 @@ def run(page):
         taken()
         names.update(private_names)
     def end_of_example():
-        text = taken()
+        text,pictures = taken(),figures()
+        browser = sys.modules.get("fastai_remote.view.browser")
+        for view in [o for o in space.values() if browser and isinstance(o, browser.View) and o.url not in names]:
+            names[view.url] = "http://127.0.0.1:8800/…/"
+            pictures += page_of(view)
         for private,public in names.items(): text = text.replace(private, public) if private else text
-        outputs.append({"text":text, "figures":figures()})
+        outputs.append({"text":text, "figures":pictures})
     space = {"__name__":"__main__", "start_of_examples":start_of_examples, "end_of_example":end_of_example}
     try:
         with contextlib.redirect_stdout(printed), open("program.py", encoding="utf-8") as f:

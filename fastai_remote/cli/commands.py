@@ -5,6 +5,7 @@ import io, json, os, shlex, sys
 from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import chain
+from threading import Event
 
 from .command import command, COMMANDS, given, parameters_of, PLACE_OPTIONS, places_of, show, without
 from .doctor import check_folder, check_machine, check_server, installed
@@ -22,6 +23,7 @@ from ..ingest.stores import DatasetOps
 from ..ingest.verify import verify_store
 from ..source.shrink import shrink
 from ..store.address import public_url
+from ..view.browser import View
 from ..view.choose import chosen_numbers, label_field
 from ..view.pictures import read_samples
 from ..view.sheet import sheet
@@ -297,6 +299,29 @@ def samples_text(document:dict)->str:
         lines += [f'  {field}: '+' '.join(text.split())[:200] for field,text in sample['values'].items() if text]
     if document['out']: lines.append(f"written: {document['out']}")
     return '\n'.join(lines)
+
+@command('URL [NAME]', name='view', examples="""
+      fastai_remote view redis://localhost pets --open
+      fastai_remote view s3://bucket/pets --edit --port 8800""")
+def view_dataset(args,
+    edit:bool=False, # May samples be marked on the page, and the dataset be changed?
+    open:bool=False, # Show the page in a browser of this machine
+    port:int=None, # TCP port of this machine; default: a free one
+    # The address under which Jupyter's proxy serves ports, such as https://hub.org/user/me/proxy
+    proxy:str=None
+):
+    """Serve a page that shows any sample in a browser, and filters and sorts, until Ctrl-C.
+
+    It prints the address. Who has it sees the dataset and, with `--edit`, changes it. Only programs on this machine can
+    reach it; `ssh -L PORT:localhost:PORT HOST` shows the page of another machine."""
+    if port is not None and not 0<port<65536: raise UsageError(f'--port {port} is no TCP port')
+    place, = places_of(args)
+    view = View(place.store(), edit, port=port, proxy=proxy)
+    show(args, dict(name=view.store.name, url=view.url), f'{view}\nCtrl-C ends it')
+    sys.stdout.flush()
+    if open: view.open()
+    try: Event().wait()
+    except KeyboardInterrupt: view.close()
 
 # The exit code of `verify` says whether something was found. `failures` prints while it reads.
 

@@ -30,6 +30,7 @@ def main(
       ls        List the datasets on a Redis server or below a folder, and the ingests that were not finished.
       info      Show what a dataset consists of: samples, fields, splits, labels, statistics.
       show      Draw some samples in one picture, and print their other values.
+      view      Serve a page that shows any sample in a browser, and filters and sorts, until Ctrl-C.
       verify    Read a whole dataset, compare its checksums and decode its samples.
       failures  List the samples that could not be converted when a dataset was written, and why.
       abandon   Remove what an unfinished ingest has written. A dataset of the same name stays.

@@ -51,7 +51,7 @@ class DatasetOps:
     be changed also has `reviser`, which makes what writes a new version, and `reopened`, which opens it."""
     reader_class:type = None # The class that pickles name, and that workers read with; default: that of the store
     for_users = ('add_fields','add_losses','append','clean','copy','drop_fields','edit','map','report','resize','show',
-                 'verify')
+                 'verify','view')
 
     def reviser(self,
         change # A `Change`
@@ -63,6 +63,11 @@ class DatasetOps:
     def reopened(self)->Self:
         "The version that is there now, a store of the same class"
         raise NotImplementedError
+
+    @property
+    def python(self)->str:
+        "Python that opens this dataset, for a user to copy, without secrets; `store` if that takes more than a line"
+        return 'store'
 
     def worker_class(self): return vars(type(self)).get('reader_class') or type(self)   # a subclass may read otherwise
     def __reduce__(self): return new_store,(self.worker_class(),),self.__getstate__()
@@ -202,6 +207,22 @@ class DatasetOps:
         split or if there is no such sample, what `RemoteItems.where` raises, and `StoreUnavailable`."""
         return _view('show').show_samples(self, numbers, n, split, where, label, **kwargs)
 
+    def view(self,
+        edit:bool=False, # May samples be marked on the page, and the dataset be changed?
+        height:int=None, # Height in a notebook, in pixels; default: a notebook shows the address
+        port:int=None, # TCP port of this machine; default: a free one
+        # The address under which Jupyter's proxy serves ports, such as https://hub.org/user/me/proxy
+        proxy:str=None
+    ): # A `View`, with `url`, `selection`, `marked`, `open()` and `close()`
+        """Serve a page for a browser on this machine that shows any sample at once, and filters and sorts; returns it
+
+        Prints the address, which contains a random token: who has it sees the dataset and, with `edit`, changes it. The
+        page ends with this process. Raises `TypeError` with `edit` if this dataset cannot be changed, and `OSError` if
+        the port is in use."""
+        view = _view('browser').View(self, edit, height, port, proxy)
+        print(view)
+        return view
+
     def report(self,
         path, # The file to write, such as `pets.html`
         n:int=100, # Samples that are shown
@@ -240,6 +261,8 @@ class RedisStore(DatasetOps, RedisReader):
 
     def reviser(self, change): return RedisWriter(self.link, self.name, self, change)
     def reopened(self): return type(self)(self.link, self.name)
+    @property
+    def python(self): return f'RedisStore({str(self.link.url)!r}, {self.name!r})'
 
     def rename(self,
         name:str, # The new name
@@ -336,6 +359,8 @@ class ShardStore(DatasetOps, ShardReader):
         return ShardWriter(storage, name=self.name, foreign=not self.manifest.prefix, base=self, change=change)
 
     def reopened(self): return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
+    @property
+    def python(self): return f'ShardStore({str(self.storage.url)!r})'
 
     @classmethod
     def delete(cls,

@@ -1,0 +1,301 @@
+"""A dataset in a browser: any of its samples at once, filters and sorts, and corrections
+
+Docs: page `view/browser`"""
+
+# The page asks for what is visible, and for nothing else. So a dataset of any size opens at once. `View` answers its
+# requests: each is a method, in the tables `_reads` and `_writes`. What takes longer than a request is a `Job`.
+
+import webbrowser
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from threading import Lock
+from urllib.parse import urlsplit
+
+from .job import Job
+from .marks import found_again, identity, Marks, marks_file
+from .overview import overview, RATIOS
+from .pictures import cut_text, read_samples, read_values, Sample, shown_kind, shown_value
+from .query import Answers, Query, text_fields, Whole
+from .server import PageError, PageServer
+from ..core import StoreError
+from ..store.base import has_keys, Store
+
+_MOST_TILES = 400 # Samples of a request
+_MOST_LABELS = 2000 # Labels that the page suggests
+_MAX_TEXT = 100_000 # Characters of a text
+_SOUNDS = dict(wav='audio/wav', flac='audio/flac', mp3='audio/mpeg', ogg='audio/ogg', opus='audio/ogg',
+               m4a='audio/mp4')
+_FILES = {'':('index.html','text/html'), 'page.css':('page.css','text/css'), 'page.js':('page.js','text/javascript'),
+          'grid.js':('grid.js','text/javascript')}
+
+class View:
+    """A page that shows a dataset in a browser; the address is its `url`
+
+    The page is served by a thread of this process, and ends with it. Who has the address sees the dataset and, with
+    `edit`, changes it: it contains a random token."""
+    def __init__(self,
+        store:Store, # The dataset
+        edit:bool=False, # May samples be marked, and the dataset be changed?
+        height:int=None, # Height in a notebook, in pixels; default: a notebook shows the address
+        port:int=None, # TCP port of this machine; default: a free one
+        proxy:str=None # The address under which Jupyter's proxy serves ports, such as https://hub.org/user/me/proxy
+    ):
+        if edit:
+            try: store.reopened()
+            except NotImplementedError: raise TypeError(f'{store.name}: a {type(store).__name__} cannot be changed, '
+                                                        'so edit=True is not possible') from None
+        self.edit,self.height,self.proxy = edit,height,proxy
+        self._lock,self._change = Lock(),None
+        self._open(store)
+        hosts = [urlsplit(proxy).hostname] if proxy and urlsplit(proxy).hostname else []
+        self._server = PageServer(self._answer, port or 0, hosts)
+
+    def _open(self, store):
+        "Shows another version of the dataset"
+        self.store,self.marks = store,Marks(marks_file(store))
+        self._answers,self._shown,self._overview = Answers(store),'',None
+
+    # --- In Python
+
+    @property
+    def url(self)->str:
+        "The address of the page, with its token"
+        if self.proxy: return f"{self.proxy.rstrip('/')}/{self._server.port}/{self._server.token}/"
+        return self._server.url
+
+    @property
+    def selection(self): # A `range`, or an array of int64
+        "The numbers of the samples that the page shows with its last filter, in its order, as far as they were found"
+        try: samples = self._answers.of(self._shown).samples
+        except KeyError: samples = self._answers.of('').samples
+        return samples.among if isinstance(samples, Whole) else samples.numbers(0, len(samples))
+
+    @property
+    def marked(self)->dict: # `{'drop': [number, …], 'set': {field: {number: label}}}`
+        "What was marked on the page and not applied yet: `store.edit(**view.marked)` would apply it"
+        return self.marks.changes()
+
+    def open(self):
+        "Show the page in a browser of this machine"
+        webbrowser.open(self.url)
+
+    def close(self):
+        "Stop serving the page"
+        self._server.close()
+
+    def __repr__(self): return f'{self.store.name}: {self.url}'
+
+    def _repr_html_(self):
+        url = escape(self.url)
+        if not self.height: return f'<a href="{url}" target="_blank">{escape(self.store.name)}</a>'
+        return f'<iframe src="{url}" width="100%" height="{int(self.height)}" style="border:0"></iframe>'
+
+    # --- Requests
+
+    def _answer(self, method, name, args):
+        "The `answer` of the `PageServer`"
+        if method=='GET' and name in _FILES:
+            file,kind = _FILES[name]
+            return f'{kind}; charset=utf-8',(files(__package__)/'page'/file).read_bytes()
+        found = (_READS if method=='GET' else _WRITES if name in _ASKS or self.edit else {}).get(name)
+        if found is None and method=='POST' and name in _WRITES: raise PageError(403, 'this page only reads')
+        if found is None: raise PageError(404, f'there is no {name!r:.60}')
+        if args.pop('uid', self.store.manifest.uid)!=self.store.manifest.uid:
+            raise PageError(409, 'the page shows another version now', is_other=True)
+        return found(self, **args)
+
+    def dataset(self):
+        "What the page must know before it shows samples"
+        store,table = self.store,self.store.field_table
+        kinds = {field:shown_kind(store, field) for field in store.fields}
+        fields = [dict(name=field, kind=kind, codec=table.entry(field)['codec'], may_lack=store.may_lack(field),
+                       is_number=kind=='number') for field,kind in kinds.items()]
+        labels = {field:list(map(str, store.manifest.vocab.get(field, [])[:_MOST_LABELS])) for field in store.fields
+                  if table.entry(field)['codec']=='cls'}
+        return dict(name=store.name, n=len(store), uid=store.manifest.uid, origin=store.origin, fields=fields,
+                    labels=labels, splits=store.splits, edit=self.edit, has_keys=has_keys(store),
+                    has_texts=bool(text_fields(store)), created=store.manifest.created,
+                    generation=store.manifest.generation)
+
+    def tiles(self, first, n, id='', size=160):
+        "Samples of an answer, by position, as the grid shows them"
+        first,n,size = int(first),min(int(n), _MOST_TILES),min(int(size), 640)
+        answer = self._answer_of(id)
+        numbers = answer.samples.numbers(max(first, 0), n)
+        found = read_samples(self.store, numbers, size)
+        keys = _keys(self.store, numbers)
+        return [dict(_tile(sample), key=key, sorted=_sorted_by(sample, answer.query))
+                for sample,key in zip(found, keys)]
+
+    def sample(self, number):
+        "All that is known of a sample"
+        number, = self.store.check_numbers([int(number)]).tolist()
+        values = read_values(self.store, [number], self.store.fields)
+        fields = [_field(self.store, number, field, value) for field,(value,) in values.items()]
+        image = Sample(number, {field:shown_value(self.store, number, field, value, 32)
+                                for field,(value,) in values.items()}).image
+        split = next((split for split,(start,stop) in self.store.splits.items() if start<=number<stop), '')
+        return dict(number=number, key=_keys(self.store, [number])[0], split=split, fields=fields,
+                    has_picture=image is not None, python=f'{self.store.python}[{number}]')
+
+    def picture(self, number, size=1200, field=''):
+        "A large picture of a sample, or of one of its fields, as a file"
+        fields = [field] if field in self.store.fields else None
+        sample, = read_samples(self.store, [int(number)], min(int(size), 2000), fields)
+        picture = sample.picture()
+        if picture is None: raise PageError(404, 'there is no picture')
+        return picture.mime,picture.content
+
+    def sound(self, number, field):
+        "A recording, as it is stored"
+        kind = _SOUNDS.get(field.rsplit('.', 1)[-1].lower())
+        if kind is None or field not in self.store.fields: raise PageError(404, 'there is no recording')
+        return kind,self.store.get_many([int(number)], field)[field][0]
+
+    def overview(self):
+        "Counts, sizes and versions, estimated from some samples; `None` until they were read"
+        if self._overview is None: self._overview = Job(lambda job: asdict(overview(self.store)))
+        return {**self._overview.progress(), 'result':self._overview.result, 'ratios':RATIOS}
+
+    # --- Filters and sorts
+
+    def query(self, query):
+        "Begin to find the samples of a query; returns the `id` of its answer, with its progress"
+        wanted = Query.of(query)
+        id = self._answers.ask(wanted)
+        if not wanted.key: self._shown = id
+        return {'id':id, **self._answers.of(id).progress()}
+
+    def _answer_of(self, id):
+        try: return self._answers.of(id)
+        except KeyError: raise PageError(410, 'ask again', is_gone=True) from None
+
+    def progress(self, id): return self._answer_of(id).progress()
+
+    def position(self, number, id=''):
+        "Where a sample is in an answer; -1 if it is not there"
+        return dict(position=self._answer_of(id).samples.position(int(number)))
+
+    def cancel(self, id):
+        "End the search for an answer; what was found stays"
+        job = self._change if id=='change' else self._answer_of(id).job
+        if job: job.cancel()
+        return {}
+
+    # --- Corrections
+
+    def changes(self):
+        "The marks, the steps that can be undone, the call of `store.edit` that would be made, and its progress"
+        found = self.marks.changes()
+        progress = self._change.progress() if self._change else None
+        return dict(found, steps=len(self.marks.steps()), call=_call(found), change=progress)
+
+    def mark(self, number, value, field=''):
+        "Mark a sample to be dropped, or to get the label `value`; `None` takes the mark back"
+        number, = self.store.check_numbers([int(number)]).tolist()
+        if self._is_changing(): raise PageError(409, 'the marks are being applied')
+        if value is not None: value = _label(self.store, field, value) if field else True
+        self.marks.add([dict(number=number, field=field, value=value, **identity(self.store, number))])
+        return self.changes()
+
+    def undo(self):
+        "Take the last step back"
+        if not self._is_changing(): self.marks.undo()
+        return self.changes()
+
+    def _is_changing(self): return self._change is not None and self._change.state=='running'
+
+    def apply(self):
+        "Change the dataset as it is marked, and show the new version"
+        changes = self.marks.changes()
+        with self._lock:
+            if self._is_changing(): return self.changes()
+            if self.store.reopened().manifest.uid!=self.store.manifest.uid:
+                raise PageError(409, f'{self.store.name} has a newer version', is_newer=True)
+            self._change = Job(lambda job: self._apply(job, changes))
+        return self.changes()
+
+    def _apply(self, job, changes):
+        job.note = _call(changes)
+        marks,store = self.marks,self.store.edit(**changes)
+        marks.clear()
+        self._open(store)
+
+    def reopen(self):
+        "Show the version that is there now, and carry the marks over to it"
+        with self._lock:
+            if not self._is_changing(): self._change = Job(self._reopen)
+        return self.changes()
+
+    def _reopen(self, job):
+        store,before = self.store.reopened(),self.marks
+        if store.manifest.uid==self.store.manifest.uid: return
+        steps = before.current()
+        found = found_again(store, steps, job) if steps else []
+        if found: Marks(marks_file(store)).add(found)
+        lost = len(steps)-len(found)
+        if lost: job.note = f'{lost:,} of {len(steps):,} marks could not be carried over: their samples are not found'
+        else: before.clear()
+        self._open(store)
+
+_ASKS = 'query','cancel'   # requests that read, but have a body
+_READS = dict(dataset=View.dataset, tiles=View.tiles, sample=View.sample, picture=View.picture, sound=View.sound,
+              overview=View.overview, progress=View.progress, position=View.position, changes=View.changes)
+_WRITES = dict(query=View.query, cancel=View.cancel, mark=View.mark, undo=View.undo, apply=View.apply,
+               reopen=View.reopen)
+
+# --- What the page shows
+
+def _tile(sample):
+    "A `Sample` as a dict"
+    picture = sample.picture()
+    texts = '' if picture else '\n'.join(sample.texts.values())
+    return dict(number=sample.number, picture=picture and picture.url, title=cut_text(sample.title, 60), text=texts,
+                errors=sample.errors)
+
+def _field(store, number, field, value):
+    "What the page shows of a value: its kind, its text, its size, where it is, and whether its checksum matches"
+    entry = store.field_table.entry(field)
+    shown = shown_value(store, number, field, value, 64)
+    text = shown.text
+    if shown.kind in ('text','other','bytes') and isinstance(value, bytes) and len(value)<=4*_MAX_TEXT:
+        text = cut_text(value.decode(errors='replace') if shown.kind!='bytes' else text, _MAX_TEXT)
+    has_checksum = field not in store.unchecked
+    checksum = 'no checksum' if not has_checksum else 'checksum matches'
+    if shown.kind=='error': checksum = 'damaged or missing' if isinstance(value, Exception) else checksum
+    where = '' if shown.kind=='missing' else _where(store, number, field)
+    is_sound = shown.kind=='audio' and field.rsplit('.', 1)[-1].lower() in _SOUNDS
+    return dict(name=field, kind=shown.kind, codec=entry['codec'], dtype=entry['dtype'], text=text,
+                nbytes=shown.nbytes, where=where, checksum=checksum, is_sound=is_sound,
+                has_picture=shown.image is not None)
+
+def _sorted_by(sample, query):
+    shown = sample.values.get(query.sort or query.range_field)
+    return shown.text if shown else ''
+
+def _keys(store, numbers):
+    "The keys of samples, '' if there are none"
+    if not has_keys(store): return ['']*len(numbers)
+    try: return [cut_text(key, 80) for key in store.keys(numbers)]
+    except StoreError: return ['']*len(numbers)
+
+def _where(store, number, field):
+    try: return store.location(number, field).strip().removeprefix('in ')
+    except StoreError as e: return str(e)
+
+def _label(store, field, text):
+    "The label that `text` stands for: one of the vocabulary, or a new one; raises `PageError`"
+    if store.field_table.entry(field)['codec']!='cls' or not isinstance(text, str) or not text:
+        raise PageError(422, f'{field!r} takes no label {text!r:.60}')
+    vocab = store.manifest.vocab.get(field, [])
+    known = next((label for label in vocab if str(label)==text), None)
+    if known is not None: return known
+    if vocab and isinstance(vocab[0], str): return text
+    try: return int(text)
+    except ValueError: raise PageError(422, f'labels of {field!r} are numbers, not {text!r:.60}') from None
+
+def _call(changes):
+    "The call of `store.edit` as text"
+    arguments = [f'{name}={value!r}' for name,value in changes.items() if value]
+    return f"store.edit({', '.join(arguments)})"

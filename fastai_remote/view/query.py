@@ -1,0 +1,341 @@
+"""Which samples the page shows, and in which order: filters, sorts and searches
+
+Docs: page `view/query`"""
+
+# A filter keeps a bit for each sample, and a sort four bytes. Both read the fields that they need in blocks, and what
+# was found so far can be shown while the rest is read. Searches in texts read the texts themselves, but only those of
+# samples that the other conditions have left.
+
+import hashlib, json, sys
+from dataclasses import asdict, dataclass, fields
+from threading import Lock
+
+import numpy as np
+
+from .job import Job
+from ..core import CorruptSample, MissingSample, size_str
+from ..store.base import has_keys, Store
+
+BLOCK = 1<<20 # Samples whose numbers or labels are read at once
+MAX_SORT_BYTES = 600_000_000 # Memory that a sort may take
+_COUNTED = 1<<16 # Samples whose bits are counted together
+_MAX_TEXTS,_TEXT_BYTES = 4096,1<<23 # Texts that are read at once, and roughly their bytes
+
+# --- Query
+
+@dataclass(frozen=True)
+class Query:
+    "What the user asks for: conditions, of which all must hold, and an order"
+    split:str = '' # Only samples of this split
+    label_field:str = '' # A field with labels
+    label:str = '' # Only samples with this label, as text
+    range_field:str = '' # A field of numbers
+    low:float = None # The smallest number; `None`: any
+    high:float = None # The largest number; `None`: any
+    has:str = '' # Only samples that have this field
+    text:str = '' # Only samples with these letters in a text, in upper or lower case
+    key:str = '' # Only the first sample with this key
+    sort:str = '' # A field of numbers; '': by sample number
+    descending:bool = False # The largest number first?
+
+    @classmethod
+    def of(cls,
+        wanted:dict # What the page has sent
+    ):
+        "Raises `ValueError` for what is no query"
+        kinds = {f.name:float if f.name in ('low','high') else f.type for f in fields(cls)}
+        known = {}
+        if not isinstance(wanted, dict): raise ValueError(f'a query is an object, not {wanted!r:.40}')
+        for name,value in wanted.items():
+            kind = kinds.get(name)
+            if kind is float and type(value) is int: value = float(value)
+            if kind is None or type(value) is not kind: raise ValueError(f'a query has no {name!r:.40} = {value!r:.40}')
+            known[name] = value
+        return cls(**known)
+
+    def check(self, store:Store):
+        "Raises `UnknownField`, and `ValueError` for a split, a label or a field that does not fit"
+        if self.split and self.split not in store.splits: raise ValueError(f'{store.name}: no split {self.split!r}')
+        if self.label_field: label_code(store, self.label_field, self.label)
+        if self.has: store.may_lack(self.has)
+        for field in filter(None, (self.range_field, self.sort)):
+            if store.field_table.entry(field)['dtype'] is None: raise ValueError(f'{field!r} has no numbers')
+        if self.text and not text_fields(store): raise ValueError(f'{store.name} has no texts')
+        if self.key and not has_keys(store): raise ValueError(f'{store.name} has no keys of samples')
+
+    def numbers(self, store:Store)->range:
+        "The samples of the split"
+        return range(*store.splits[self.split]) if self.split else range(len(store))
+
+    @property
+    def is_filter(self)->bool: return bool(self.label_field or self.range_field or self.has or self.text or self.key)
+
+def text_fields(store:Store)->list:
+    "The fields in which a search looks"
+    return [field for field in store.fields if store.field_table.entry(field)['codec'] in ('txt','json')]
+
+def label_code(
+    store:Store,
+    field:str, # A field with one label for each sample
+    label:str # As the page shows it
+)->int:
+    "The stored number of a label; raises `UnknownField`, and `ValueError` if there is no such label"
+    if store.field_table.entry(field)['codec']!='cls': raise ValueError(f'{field!r} has no labels')
+    for code,known in enumerate(store.manifest.vocab.get(field, ())):
+        if str(known)==label: return code
+    if not store.manifest.vocab.get(field) and label.removeprefix('-').isdecimal(): return int(label)
+    raise ValueError(f'{store.name}: no label {label!r:.60} in {field!r}')
+
+# --- What was found
+
+class Found:
+    "Samples of a range that were found so far, in ascending order: a bit for each of the range"
+    def __init__(self,
+        among:range # Sample numbers
+    ):
+        self.start = among.start
+        self.bits = np.zeros((len(among)+7)//8, np.uint8)
+        self.counts = np.zeros(len(among)//_COUNTED+1, np.int64)
+
+    def __len__(self): return int(self.counts.sum())
+
+    def add(self,
+        first:int, # A sample number of the range, a multiple of 8 after its start
+        mask:np.ndarray # bool: which of the samples from `first` on were found
+    ):
+        packed,at = np.packbits(mask),first-self.start
+        self.bits[at//8:at//8+len(packed)] = packed
+        self.counts += np.bincount((np.flatnonzero(mask)+at)//_COUNTED, minlength=len(self.counts))
+
+    def numbers(self,
+        first:int, # Position among those that were found
+        n:int # How many at most
+    )->np.ndarray: # Sample numbers, int64
+        ends,some = np.cumsum(self.counts),[]
+        stop = min(first+n, int(ends[-1]))
+        while first<stop:
+            block = int(np.searchsorted(ends, first, 'right'))
+            before = int(ends[block]-self.counts[block]) if block else 0
+            bits = np.unpackbits(self.bits[block*_COUNTED//8:(block+1)*_COUNTED//8])
+            some.append(self.start+block*_COUNTED+np.flatnonzero(bits)[first-before:min(stop, int(ends[block]))-before])
+            first = int(ends[block])
+        return np.concatenate(some) if some else np.zeros(0, np.int64)
+
+    def position(self, number:int)->int:
+        "The position of a sample; -1 if it was not found"
+        at = number-self.start
+        if not 0<=at<8*len(self.bits): return -1
+        block,inside = divmod(at, _COUNTED)
+        bits = np.unpackbits(self.bits[block*_COUNTED//8:(block+1)*_COUNTED//8])
+        return int(self.counts[:block].sum()+bits[:inside].sum()) if bits[inside] else -1
+
+class Whole:
+    "All samples of a range"
+    def __init__(self, among:range): self.among = among
+    def __len__(self): return len(self.among)
+    def position(self, number): return number-self.among.start if number in self.among else -1
+    def numbers(self, first, n):
+        some = self.among[first:first+n]
+        return np.arange(some.start, some.stop)
+
+class Sorted:
+    "Samples in the order of a field"
+    def __init__(self, order:np.ndarray): self.order = order
+    def __len__(self): return len(self.order)
+    def position(self, number):
+        for k in range(0, len(self), BLOCK):
+            same = np.flatnonzero(self.order[k:k+BLOCK]==number)
+            if len(same): return k+int(same[0])
+        return -1
+    def numbers(self, first, n): return self.order[first:first+n].astype(np.int64)
+
+# --- Answer
+
+class Answer:
+    "Finds the samples of a query in a thread, its `job`; `samples` are those that were found so far"
+    def __init__(self,
+        store:Store,
+        query:Query # Raises what `Query.check` raises
+    ):
+        query.check(store)
+        self.store,self.query = store,query
+        among = query.numbers(store)
+        self.samples = Found(among) if query.is_filter else Whole(among)
+        self.unread = 0 # Samples that a search could not read
+        self.job = Job(self._find) if query.is_filter or query.sort else None
+
+    def progress(self)->dict:
+        "What the page shows: number of samples so far, and how far the work is"
+        job = self.job.progress() if self.job else dict(state='done', done=0, of=0, error='', note='')
+        note = f'{self.unread:,} samples could not be read' if self.unread else job['note']
+        return {**job, 'n':len(self.samples), 'note':note}
+
+    def _find(self, job):
+        if self.query.is_filter: self._filter(job)
+        if self.query.sort: self.samples,job.note = Sorted(self._sort(job)),''
+
+    def _filter(self, job):
+        query,store,among = self.query,self.store,self.query.numbers(self.store)
+        has = _Masks(store.presence(query.has), among.start) if query.has else None
+        code = label_code(store, query.label_field, query.label) if query.label_field else None
+        for start in range(among.start, among.stop, BLOCK):
+            job.step(start-among.start, len(among))
+            numbers = np.arange(start, min(start+BLOCK, among.stop))
+            mask = np.ones(len(numbers), bool) if has is None else has.take(len(numbers))
+            if code is not None: mask &= _matches(store, query.label_field, numbers, lambda codes: codes==code)
+            if query.range_field: mask &= _matches(store, query.range_field, numbers, self._in_range)
+            if query.text or query.key:
+                if self._search(job, numbers, mask): return
+            else: self.samples.add(start, mask)
+
+    def _in_range(self, values):
+        low,high = self.query.low,self.query.high
+        return (values>=(-np.inf if low is None else low))&(values<=(np.inf if high is None else high))
+
+    def _search(self, job, numbers, mask):
+        "Adds those of `numbers` with `mask` that have the text or the key; returns whether the search is over"
+        query,store,among = self.query,self.store,self.query.numbers(self.store)
+        mean = store.manifest.nbytes//max(len(store), 1)
+        step = max(8, min(_MAX_TEXTS, _TEXT_BYTES//max(mean, 1))//8*8)
+        for k in range(0, len(numbers), step):
+            job.step(int(numbers[k])-among.start, len(among))
+            some = numbers[k:k+step][mask[k:k+step]]
+            if not len(some): continue
+            found = mask[k:k+step].copy()
+            if query.text: found[found] = self._have_text(some)
+            if query.key:
+                hits = [number for number,key in zip(some.tolist(), store.keys(some)) if key==query.key]
+                found = np.isin(numbers[k:k+step], hits[:1])
+            self.samples.add(int(numbers[k]), found)
+            if query.key and hits: return True
+        return False
+
+    def _have_text(self, numbers):
+        "Which samples have the text, bool; those that cannot be read are counted"
+        wanted,result = self.query.text.casefold(),np.zeros(len(numbers), bool)
+        for field in text_fields(self.store):
+            spec = f'{field}?' if self.store.may_lack(field) else field
+            for k,value in enumerate(self._values(numbers, spec)):
+                if value is not None: result[k] |= wanted in value.decode(errors='replace').casefold()
+        return result
+
+    def _values(self, numbers, spec):
+        "The values of `spec`, `None` where one is missing or damaged"
+        try: return self.store.get_many(numbers, spec)[spec]
+        except (CorruptSample,MissingSample):
+            if len(numbers)>1: return [value for number in numbers for value in self._values([number], spec)]
+            self.unread += 1
+            return [None]
+
+    def _sort(self, job):
+        "Sample numbers in the order of `query.sort`, uint32; equal ones in their order, those without it at the end"
+        store,field,n = self.store,self.query.sort,len(self.samples)
+        is_narrow = np.dtype(store.field_table.entry(field)['dtype']).itemsize<=4
+        needed = n*(8 if is_narrow else 24)
+        if needed>MAX_SORT_BYTES or len(store)>1<<32:
+            raise ValueError(f'{store.name}: to sort {n:,} samples by {field!r} takes {size_str(needed)} of memory, '
+                             f'and the limit is {size_str(MAX_SORT_BYTES)}: choose fewer samples with a filter first')
+        # samples without a number are gathered at the end
+        keys,stop,end = np.empty(n, np.uint64),0,n
+        numbers = None if is_narrow else np.empty(n, np.uint32)
+        for k in range(0, n, BLOCK):
+            job.step(k, n)
+            some = self.samples.numbers(k, BLOCK)
+            key,present = _sort_keys(*_column(store, field, some), self.query.descending)
+            rest,some,start = some[~present],some[present],stop
+            stop,end = stop+len(some),end-len(rest)
+            key = key[present].astype(np.uint64)
+            keys[start:stop] = (key<<np.uint64(32))|some.astype(np.uint64) if is_narrow else key
+            if not is_narrow: numbers[start:stop] = some
+            (keys if is_narrow else numbers)[end:end+len(rest)] = rest
+        job.step(n, n)
+        job.note = 'sorting'
+        if is_narrow:
+            keys[:stop].sort()
+            keys[stop:].sort()
+            return _low_halves(keys)
+        numbers[:stop] = numbers[:stop][np.argsort(keys[:stop], kind='stable')]
+        numbers[stop:].sort()
+        return numbers
+
+class _Masks:
+    "Takes as many as are wanted at a time from an iterator of bool arrays, after the first `skip`"
+    def __init__(self, parts, skip):
+        self.parts,self.rest = parts,np.zeros(0, bool)
+        self.take(skip)
+
+    def take(self, n):
+        taken = [self.rest]
+        while sum(map(len, taken))<n: taken = [np.concatenate([*taken, next(self.parts)])]
+        self.rest = taken[0][n:]
+        return taken[0][:n]
+
+class Answers:
+    "The answers to the last queries about one version of a dataset"
+    def __init__(self, store:Store): self.store,self._answers,self._lock = store,{},Lock()
+
+    def ask(self, query:Query)->str: # Names the answer; the same for the same query
+        "Begin to find an answer, unless there is one; raises what `Query.check` raises"
+        id = hashlib.sha256(json.dumps([self.store.manifest.uid, asdict(query)]).encode()).hexdigest()[:16]
+        with self._lock:
+            known = self._answers.get(id)
+            if known is None or known.job and known.job.state in ('failed','cancelled'):
+                query.check(self.store)
+                self._make_room(query)
+                self._answers[id] = Answer(self.store, query)
+        return id
+
+    def of(self, id:str)->Answer: # '': that of all samples
+        "The answer of this name; raises `KeyError` if it is not kept any more"
+        return self._answers[id] if id else Answer(self.store, Query())
+
+    def _make_room(self, query):
+        "Drops answers before one to `query`: only one sort may be in memory, and few filters"
+        for id,answer in list(self._answers.items()):
+            if query.sort and answer.query.sort or len(self._answers)>3:
+                if answer.job: answer.job.cancel()
+                del self._answers[id]
+
+# --- Packed fields
+
+def _column(store, field, numbers):
+    """The numbers of a field for sample `numbers`, which ascend, and which samples have one, bool
+
+    Raises `CorruptSample`."""
+    first,last = (int(numbers[0]),int(numbers[-1])) if len(numbers) else (0,-1)
+    # a range is read at once, so gaps that are not too wide are read as well
+    is_dense = last-first+1<=4*len(numbers)
+    wanted = np.arange(first, last+1) if is_dense else numbers
+    spec = f'{field}?' if store.may_lack(field) else field
+    values = store.get_many(wanted, spec)[spec]
+    if is_dense and len(wanted)>len(numbers):
+        values = values[numbers-first] if isinstance(values, np.ndarray) else [values[k] for k in (numbers-first)]
+    if isinstance(values, np.ndarray): return values,np.ones(len(values), bool)
+    present = np.array([value is not None for value in values], bool)
+    dtype = store.field_table.entry(field)['dtype']
+    return np.array([0 if value is None else value for value in values], dtype),present
+
+def _matches(store, field, numbers, condition):
+    values,present = _column(store, field, numbers)
+    return condition(values)&present
+
+def _sort_keys(values, present, is_descending):
+    "Unsigned numbers in the order of `values`, and which samples have a number, bool"
+    if values.dtype==np.float16: values = values.astype(np.float32)
+    kind = np.uint64 if values.dtype.itemsize==8 else np.uint32
+    sign = kind(1)<<kind(np.dtype(kind).itemsize*8-1)
+    if values.dtype.kind=='f':
+        bits = (values+values.dtype.type(0)).view(kind)   # -0.0 becomes 0.0
+        keys,present = np.where(bits&sign, ~bits, bits|sign),present&~np.isnan(values)
+    elif values.dtype.kind=='i': keys = values.astype(np.dtype(kind).str.replace('u', 'i')).view(kind)^sign
+    else: keys = values.astype(kind)
+    return ~keys if is_descending else keys,present
+
+def _low_halves(keys):
+    "The lower 32 bits of each of `keys`, in the memory of `keys`, half of which is freed"
+    halves,n = keys.view(np.uint32),len(keys)
+    low = halves[0 if sys.byteorder=='little' else 1::2]
+    for k in range(0, n, BLOCK): halves[k:min(k+BLOCK, n)] = low[k:k+BLOCK].copy()
+    del halves,low
+    keys.resize((n+1)//2, refcheck=False)
+    return keys.view(np.uint32)[:n]
