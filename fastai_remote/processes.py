@@ -112,7 +112,9 @@ def remove_leftovers():
     "Remove what `OwnedFolder` has made in processes of this user, on this machine, that were killed"
     folder = tempfile.gettempdir()
     # Each ingest does this: `Path.glob` takes ten times as long, and there may be thousands of files of others
-    owners = [f'{folder}/{name}/owner' for name in os.listdir(folder) if name.startswith('fr-')]
+    try: names = os.listdir(folder)
+    except PermissionError: return   # one may make folders there without being able to list it
+    owners = [f'{folder}/{name}/owner' for name in names if name.startswith('fr-')]
     for owner in map(Path, filter(os.path.exists, owners)):
         with suppress(OSError):   # locked; or another process removes it
             if owner.parent.is_symlink() or owner.parent.lstat().st_uid!=os.getuid(): continue

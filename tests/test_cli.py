@@ -12,7 +12,8 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
-from fastai_remote.cli.command import add_options, ArgumentParser, parameters_of, read_function, read_label, read_value
+from fastai_remote.cli.command import (
+    add_options, ArgumentParser, parameters_of, read_function, read_label, read_value, UsageError)
 from fastai_remote.cli.commands import COMMANDS
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
@@ -190,6 +191,8 @@ def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_pat
 def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
     (tmp_path/'numpy.py').write_text('def f(x): return x+1')
     assert read_function(f'{tmp_path}/numpy.py:f')(1)==2 and sys.modules['numpy'] is np
+    with pytest.raises(UsageError, match='FILE.py:FUNCTION'): read_function('double')
+    with pytest.raises(UsageError, match='in parentheses'): read_label('cat')
 
 # Each line: a command line, and a part of the answer
 WRONG = r"""
