@@ -60,6 +60,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version,timeout,server_version,sys_version = 'HTTP/1.1',_IDLE,'fastai_remote',''
+    disable_nagle_algorithm,wbufsize = True,-1   # head and body leave at once, and together
 
     def __init__(self, page, *args):
         self.page = page
