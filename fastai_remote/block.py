@@ -35,7 +35,7 @@ from .load.loader import RemoteDL
 from .load.normalize import add_normalize
 from .load.resume import counted_fit
 from .load.splitters import default_splitter
-from .load.stats import LoaderStats   # with it, loaders have `bench` and `tune`
+from .load.stats import LoaderStats   # noqa: F401, for its patches: loaders have `bench` and `tune`
 from .load.texts import TextOptions
 from .store.address import concealed, public_url
 from .store.base import Store

@@ -137,7 +137,7 @@ def test_nothing_of_a_dataset_is_a_tag_or_a_script(hostile, tmp_path):
             '!DOCTYPE','html','head','meta','title','body','h','p'}, tags
         assert 'alert(1)' in html and not re.search(r'<[^>]*\son\w+=', html) and '\x1b' not in html
         assert set(re.findall(r'src="(\w+):', html))=={'data'} and 'http' not in html.replace('http-equiv', '')
-    assert "default-src 'none'" in page and f'svg' in read_samples(hostile, [3], fields=['svg.bin'])[0].texts['svg.bin']
+    assert "default-src 'none'" in page and 'svg' in read_samples(hostile, [3], fields=['svg.bin'])[0].texts['svg.bin']
 
 def test_titles_are_no_formulas(hostile):
     axes = hostile.show([0,4])

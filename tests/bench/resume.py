@@ -127,8 +127,10 @@ def saving(megabytes):
                         cbs=[around, around.end, Resume(Path(folder)/'run.ckpt', every=3)])
         with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-6)
         started = time.perf_counter()
-        copy = [p.detach().clone() for p in learn.model.parameters()]
-        copied,size = time.perf_counter()-started,(Path(folder)/'run.ckpt').stat().st_size
+        copies = [p.detach().clone() for p in learn.model.parameters()]
+        copied = time.perf_counter()-started
+        size = (Path(folder)/'run.ckpt').stat().st_size
+        del copies
     return dict(megabytes=round(size/1e6), held_s=round(statistics.median(around.end.held), 3),
                 copy_s=round(copied, 3), written_s=round(statistics.median(around.end.written), 3))
 
