@@ -119,6 +119,7 @@ bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/shards.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/peers.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/codecs.py $(if $(DATA),--images '$(DATA)')
+	$(PY) -W ignore tests/bench/viewer.py
 
 faults: setup  # each fault during an epoch or an ingest, for the table of the guide
 	$(PY) -W ignore tests/fault_table.py
