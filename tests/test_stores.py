@@ -131,7 +131,7 @@ def test_threads_share_a_store(store):
 def test_a_store_shows_itself_and_is_small_when_pickled(store):
     assert repr(store)==f"{type(store).__name__}('all', 37 samples, fields {', '.join(store.fields)})"
     shown = store._repr_html_()
-    assert '<table>' in shown and 'split train' in shown and '3 labels' in shown
+    assert '<table>' in shown and '<bdi>train</bdi>' in shown and '3 labels' in shown
     assert copy.deepcopy(store).name=='all' and (isinstance(store, MemoryStore) or len(pickle.dumps(store))<1100)
 
 # --- Redis

@@ -175,6 +175,7 @@ def test_filters_and_sorts(pets, view):
     cats = [i for i in order if i>=30 and i%3==0]
     assert found(page, sort='loss.f4', split='valid', label_field='cls', label='cat')==cats
     id = post(page, 'query', query={'sort':'loss.f4'})['id']
+    wait_for(lambda: get(page, 'progress', id=id)['state']!='running')
     assert get(page, 'position', number=order[7], id=id)=={'position':7}
     assert get(page, 'tiles', first=0, n=1, id=id)[0]['sorted']=='0'
 

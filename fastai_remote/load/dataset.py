@@ -369,6 +369,7 @@ class _BatchEpochs(Epochs):
 class RemoteBatches(_BatchEpochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset` in constant memory; with `shuffle` in new order each epoch"
     num_workers = 1   # of the loader
+    in_turn = True
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
     def __iter__(self): return EpochIterator(self, 0, self.num_workers)
     def __repr__(self): return f'{self.ds!r}.batches({self.bs})'
@@ -376,7 +377,7 @@ class RemoteBatches(_BatchEpochs, Sampler):
     def results(self, key, consumer, first):
         "Yields the `_Positions` of each batch of an epoch, from batch number `first` on"
         workers,epoch = self.num_workers,self.times
-        order = self._order(seed_of(*key), workers)
+        order = self._order(seed_of(*key), consumer.order_workers)
         self.ds.store.new_epoch()
         prefetch = None
         if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
@@ -424,15 +425,19 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
     Where steps leave out samples, a worker fills its batches with the next ones, and `len` is an upper bound."""
     def __iter__(self): return EpochIterator(self, *this_worker())
 
+    @property
+    def in_turn(self): return not self.ds.may_drop
+
     def results(self, key, consumer, first):
         # where samples are left out, nobody knows what the first batches had: they are made again
         skipped = 0 if self.ds.may_drop else first
-        batches = self._batches(seed_of(*key), consumer.worker, consumer.num_workers, skipped)
+        order = self._order(seed_of(*key), consumer.order_workers)
+        batches = self._batches(order, consumer.worker, consumer.num_workers, skipped)
         yield from itertools.islice(batches, first-skipped, None)
 
-    def _batches(self, seed, worker, num_workers, skipped):
+    def _batches(self, order, worker, num_workers, skipped):
         "Yields the batches of `worker`, without reading the first `skipped`: 0 where steps may leave out samples"
-        order,samples = self._order(seed, num_workers),[]
+        samples = []
         batches = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
         for read in self.ds.read_ahead(batches, self._shard_prefetch(order, worker, num_workers, skipped)):
             results,stops = self.ds.results(read),False

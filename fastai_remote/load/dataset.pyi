@@ -146,6 +146,7 @@ class _BatchEpochs(Epochs):
 
 class RemoteBatches(_BatchEpochs, Sampler):
     num_workers: Any
+    in_turn: Any
     sampler: Any
 
     def __iter__(self):
@@ -168,10 +169,14 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
     def __iter__(self):
         ...
 
+    @property
+    def in_turn(self):
+        ...
+
     def results(self, key, consumer, first):
         ...
 
-    def _batches(self, seed, worker, num_workers, skipped):
+    def _batches(self, order, worker, num_workers, skipped):
         ...
 
     def __repr__(self):

@@ -17,7 +17,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..clock import monotonic
-from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
+from ..core import crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
 from .address import concealed
 from .base import Store
@@ -319,15 +319,15 @@ def _check_copy(self:TieredReader, copy, n=64):
     same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
     if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
 
-@patch
-def _repr_html_(self:TieredReader):
+@patch(as_prop=True)
+def more_rows(self:TieredReader):
+    "How much Redis holds, and how many values came from there"
     held,hits = self.held(),self.hits
     rows = {'Redis':self.link.url}
     rows['held there'] = 'not known: it does not answer' if held is None else f'{100*held:.0f}% of the samples'
     if sum(hits.values()):
         rows['values read'] = f"{hits['from_redis']:,} from Redis, {hits['from_shards']:,} from the shards"
-    added = html_table('', rows).split('</th></tr>')[1].removesuffix('</table>')
-    return self.store._repr_html_().replace('</th></tr>', f'</th></tr>{added}', 1)
+    return rows
 
 # %% ../../nbs/store/19_tiered.ipynb #7f6332b6
 @patch

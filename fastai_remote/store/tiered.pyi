@@ -163,7 +163,8 @@ class TieredReader(_StoreAbove):
     def _check_copy(self, copy, n=64):
         ...
 
-    def _repr_html_(self):
+    @property
+    def more_rows(self):
         ...
 
     def read_values(self, numbers, fields):

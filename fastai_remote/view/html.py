@@ -130,7 +130,8 @@ def _sizes_text(sizes):
 def _rows(o, most_fields):
     "The rows of a table with all but labels, `(heading, text)` in HTML"
     splits = [(text_html(split, 40), n) for split,n in list(o.splits.items())[:20]]
-    rows = [['samples', f'{o.samples:,}, {size_str(o.nbytes)}']]
+    rows = [[text_html(title, 40), text_html(text, 200)] for title,text in o.store_rows.items()]
+    rows.append(['samples', f'{o.samples:,}, {size_str(o.nbytes)}'])
     if splits: rows.append(['splits', bars_html(splits, max(n for _,n in splits))])
     rows += [[f'field {text_html(field, 40)}', _field_text(entry, o.samples)]
              for field,entry in list(o.fields.items())[:most_fields]]
@@ -151,7 +152,7 @@ def overview_html(
     most_fields:int=20 # Fields that are shown
 )->str:
     "An overview as HTML, without pictures"
-    labels = [[f'labels of {text_html(field, 40)}', labels_html(counts, most_labels)]
+    labels = [[f'{counts.n_labels:,} labels of {text_html(field, 40)}', labels_html(counts, most_labels)]
               for field,counts in list(o.labels.items())[:most_fields]]
     return rows_html([*_rows(o, most_fields), *labels])
 

@@ -70,6 +70,7 @@ class Overview:
     # `generation` (how often the dataset was written), `uid`, `created`, `format`, `earlier`: versions that it was made
     # from
     version:dict
+    store_rows:dict # `{title: text}` about the store, such as what a `TieredStore` holds in Redis
 
 MAX_BYTES = 1<<25 # Bytes that an overview reads, about
 _MOST = 50 # Labels that are listed
@@ -93,7 +94,7 @@ def overview(
     version = dict(generation=manifest.generation, uid=manifest.uid, created=manifest.created, format=manifest.format,
                    earlier=len(manifest.earlier))
     return Overview(store.name, len(store), manifest.nbytes, splits, fields, labels, sizes, manifest.failed, reasons,
-                    n_reasons, len(numbers), version)
+                    n_reasons, len(numbers), version, store.more_rows)
 
 def some_numbers(
     store:Store,
