@@ -121,6 +121,17 @@ def test_examples_of_the_guide_run_and_their_outputs_are_recorded(results_of_the
             assert bool(output['figures'])==any(name in code for name in ('show_','.show(')), code
             assert '127.0.0.1' not in output['text'], code
 
+@pytest.mark.slow
+@pytest.mark.parametrize('package', ['litdata','streaming'])
+def test_examples_of_others_run_where_they_are_installed(package, tmp_path):
+    pytest.importorskip(package, reason=f'{package} is not installed')
+    file = root/'nbs/guide/coming_from.md'
+    theirs = re.findall(r'(?ms)^```py\n(.*?)^```', file.read_text(encoding='utf-8'))
+    code, = [code for code in theirs if f'import {package}\n' in code]
+    (tmp_path/'script.py').write_text(f'{guide.examples(file)[0]}\n{code}')
+    subprocess.run([sys.executable, '-W', 'ignore', 'script.py'], cwd=tmp_path, check=True)
+    assert len(list(tmp_path.glob('from_*/*.tar')))>=1
+
 def test_outputs_are_below_their_examples():
     text = '```python\nprint(1)\n```\n\nText.\n\n```python\nx.show()\n```\n\n```bash\nls\n```\n'
     outputs = [dict(text='10%\r100%\r\x1b[1m1\x1b[0m\n', figures=[]), dict(text='', figures=['UE5H'])]

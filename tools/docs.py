@@ -21,7 +21,7 @@ package = 'fastai_remote'
 PACKAGES = 'core clock processes parallel order codec store write source ingest load block view cli'.split()
 
 GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'speed', 'resuming', 'kinds', 'looking', 'changing', 'failures',
-         'servers', 'sizing', 'credentials', 'command_line', 'when_not', 'glossary']
+         'servers', 'sizing', 'credentials', 'command_line', 'coming_from', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
 # In the order in which one would read them: what most users need first, engines last
 TUTORIALS = ['images', 'shards', 'drawings', 'resume', 'label_errors', 'fastai_api', 'kinds_labels', 'kinds_masks', 'kinds_boxes',

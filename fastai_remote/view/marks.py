@@ -36,17 +36,19 @@ class Marks:
     def __init__(self,
         path:Path # The file, which need not exist
     ):
-        self.path,self._lock = path,threading.Lock()
+        self.path,self._lock = path,threading.RLock()
         self._steps,self._end,self._size = [],0,0 # What was read, the bytes of its lines, and of the file
 
     def steps(self)->list: # Of dicts, in the order in which they were made
         "All steps; reads the file again if another process has changed it"
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size!=self._size:
-            lines = self.path.read_bytes().splitlines(keepends=True) if size else []
-            if lines and not lines[-1].endswith(b'\n'): lines.pop()   # a process was killed while it wrote
-            self._steps,self._end,self._size = list(map(json.loads, lines)),sum(map(len, lines)),size
-        return self._steps
+        with self._lock:
+            try: content = None if self.path.stat().st_size==self._size else self.path.read_bytes()
+            except FileNotFoundError: content = b''   # also if another process has just removed it
+            if content is not None:
+                lines = content.splitlines(keepends=True)
+                if lines and not lines[-1].endswith(b'\n'): lines.pop()   # a process was killed while it wrote
+                self._steps,self._end,self._size = list(map(json.loads, lines)),sum(map(len, lines)),len(content)
+            return self._steps
 
     def add(self, steps:list):
         "Append steps to the file"
