@@ -13,14 +13,17 @@ def holds_boxes(
     codec:str # Name of its codec
 )->bool:
     "Does a field of arrays or JSON hold boxes, by a part of its name?"
-    return codec in ('npy','npz','json') and not {'boxes','bboxes','bbox'}.isdisjoint(field.split('.'))
+    return _holds(field, codec, {'boxes','bboxes','bbox'})
 
 def holds_points(
     field:str, # Name of a field
     codec:str # Name of its codec
 )->bool:
     "Does a field of arrays or JSON hold points, by a part of its name?"
-    return codec in ('npy','npz','json') and not {'points','keypoints','landmarks'}.isdisjoint(field.split('.'))
+    return _holds(field, codec, {'points','keypoints','landmarks'})
+
+def _holds(field, codec, parts):
+    return codec in ('npy','npz','json') and not parts.isdisjoint(field.split('.'))
 
 # --- Values
 

@@ -301,9 +301,7 @@ class Sample:
     @property
     def title(self)->str:
         "Its labels, without those that are drawn beside boxes; may be empty"
-        of_boxes = _box_labels(self.values.values())
-        labelled = [o for o in self.values.values() if o.kind in ('label','labels') and o is not of_boxes and o.text]
-        return '; '.join(o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled))
+        return '; '.join(label_texts(self.values.values()))
 
     @property
     def texts(self)->dict: # `{field: text}`
@@ -324,14 +322,24 @@ def _put_together(sample):
     base = pictures[0].image if pictures else Image.new('RGB', fitted_size(full_size, sample.size), (236,236,236))
     if masks or marks: base = base.convert('RGB')
     for mask in masks: base = _masked(base, mask.image, is_alone=not pictures)
-    labels = _box_labels(values)
+    labels = box_labels(values)
     for shown in marks: _draw_marks(base, full_size, shown, labels.marks if labels else [])
     return _side_by_side([base, *(shown.image for shown in pictures[1:3])])
 
-def _box_labels(values):
-    "The `Shown` of the labels of boxes, if there is one label for each box; else `None`"
+def box_labels(
+    values # Of `Shown`, those of a sample
+)->Shown:
+    "What is shown of the labels of boxes, if there is one label for each box; else `None`"
     boxes = [shown for shown in values if shown.kind=='boxes']
     return next((o for o in values if o.kind=='labels' and any(len(o.marks)==len(b.marks) for b in boxes)), None)
+
+def label_texts(
+    values # Of `Shown`, those of a sample
+)->list: # Texts; all but the first one name their field
+    "The labels of a sample, without those that are drawn beside boxes"
+    of_boxes = box_labels(values)
+    labelled = [o for o in values if o.kind in ('label','labels') and o is not of_boxes and o.text]
+    return [o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled)]
 
 def _extent(marks):
     "A size in which all boxes and points have room"

@@ -16,7 +16,7 @@ from fastai.vision.core import LabeledBBox, PILImage, PILMask, TensorBBox, Tenso
 from fastai.vision.data import get_grid
 
 from .choose import chosen_numbers
-from .pictures import cut_text, read_values, shown_kind, shown_value, tile_fields
+from .pictures import box_labels, cut_text, label_texts, read_values, shown_kind, shown_value, tile_fields
 from ..load.audio import audio_of
 from ..store.base import field_codec, Store
 
@@ -61,15 +61,14 @@ def _show_table(numbers, samples):
 
 def _show_on(ax, number, values, recordings):
     "Draw one sample: `values` is a list of `Shown`, `recordings` are `{field: TensorAudio}`"
-    labels = _labels_of_boxes(values)
+    labels = box_labels(values)
     titles = {shown.kind:shown.text for shown in reversed(values) if shown is not labels}
     bases = [shown for kind in ('image','drawing') for shown in values if shown.kind==kind][:1]
     drawn = bases+[shown for kind in ('mask','boxes','points') for shown in values if shown.kind==kind]
     drawn = drawn or [shown for shown in values if shown.kind=='audio'][:1]
     for shown in drawn: _as_fastai(shown, labels, recordings).show(ctx=ax, **_extent(shown))
     if not any(shown.kind=='audio' for shown in drawn): ax.axis('off')
-    labelled = [o for o in values if o.kind in ('label','labels') and o is not labels and o.text]
-    texts = [o.text if k==0 else f'{o.field}: {o.text}' for k,o in enumerate(labelled)]
+    texts = label_texts(values)
     other = next((titles[kind] for kind in ('text','tokens') if titles.get(kind)), None)
     if other: texts.append('\n'.join(textwrap.wrap(other[:_LINE*_LINES], _LINE)))
     elif not texts and 'number' in titles: texts.append(titles['number'])
@@ -77,12 +76,6 @@ def _show_on(ax, number, values, recordings):
     for text in [*texts, *('\n'.join(textwrap.wrap(error[:160], _LINE)) for error in errors), f'#{number}']:
         TitledStr(text).show(ctx=ax)
     for drawn in [ax.title, *ax.texts]: drawn.set_parse_math(False)
-
-def _labels_of_boxes(values):
-    "The `Shown` of labels that belong to boxes; else `None`"
-    boxes = next((shown for shown in values if shown.kind=='boxes'), None)
-    if boxes is None: return None
-    return next((o for o in values if o.kind=='labels' and len(o.marks)==len(boxes.marks)), None)
 
 def _extent(shown):
     "Arguments of `imshow` that give an image that was made smaller the coordinates of the one that is stored"
@@ -99,4 +92,5 @@ def _as_fastai(shown, labels, recordings):
     if shown.kind=='points': return TensorPoint.create(shown.marks)
     if shown.kind=='audio': return recordings[shown.field]
     boxes = TensorBBox.create(shown.marks)
-    return boxes if labels is None else LabeledBBox(boxes, [cut_text(label, 24) for label in labels.marks])
+    if labels is None or len(labels.marks)!=len(shown.marks): return boxes   # they are those of other boxes
+    return LabeledBBox(boxes, [cut_text(label, 24) for label in labels.marks])
