@@ -128,7 +128,7 @@ def run(page):
         text,pictures = taken(),figures()
         browser = sys.modules.get("fastai_remote.view.browser")
         for view in [o for o in space.values() if browser and isinstance(o, browser.View) and o.url not in names]:
-            names[view.url] = "http://127.0.0.1:8800/…/"
+            names[view.url] = "http://localhost:8800/…/"
             pictures += page_of(view)
         for private,public in names.items(): text = text.replace(private, public) if private else text
         outputs.append({"text":text, "figures":pictures})
