@@ -8,11 +8,11 @@ Purpose: (1) photographs with `RandomResizedCrop(224)`, and digits without trans
 Command: python tests/bench/resume.py [FOLDER] [--rounds 15] [--model 1000]
          FOLDER has photographs; without it, the benchmark makes some. The model has so many MB.
 
-Result:  on a machine with much other work (results/resume.json, before whole batches seeded `random` alone),
-         photographs came 0.95 times as fast with a seed (0.90 to 1.10), digits 0.92 times (0.75 to 1.35): the intervals
-         are too wide to see 2%. The first batch came after 0.13 s at nine tenths of fifty million samples, and after
-         0.19 s at the beginning. A model of 1,000 MB held the training for 1.2 s, of which a copy takes 0.7 s; writing
-         took 4.0 s.
+Result:  30 rounds, 330 ImageNet photographs, two cores without other work (results/resume.json; the intervals are of
+         the middle 80% of the rounds): photographs came 1.01 times as fast with a seed (0.89 to 1.13), digits 1.02
+         times (0.89 to 1.24), so rounds differ by more than a seed costs. The first batch came after 0.12 s, at the
+         beginning of fifty million samples and at nine tenths. A model of 1,000 MB held the training for 1.5 s, of
+         which a copy takes 0.7 s; writing took 4.7 s.
 
 Reason:  where transforms of a sample draw random numbers, three generators are seeded for it, or `random` alone where
          batches are built as a whole. Samples without such transforms are not seeded. The order of an epoch is
