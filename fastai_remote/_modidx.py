@@ -969,8 +969,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL.__init__': ( 'load/texts.html#remotelmdl.__init__',
                                                                                             'fastai_remote/load/texts.py'),
-                                          'fastai_remote.load.texts.RemoteLMDL._new_sequence': ( 'load/texts.html#remotelmdl._new_sequence',
-                                                                                                 'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL._parts': ( 'load/texts.html#remotelmdl._parts',
                                                                                           'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL._read_in_advance': ( 'load/texts.html#remotelmdl._read_in_advance',

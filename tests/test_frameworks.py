@@ -83,8 +83,9 @@ def each_once(a, b, twice=1):
 # --- accelerate
 
 ACCELERATE = '''
-from accelerate import Accelerator, DataLoaderConfiguration
-from fastai_remote.load.frameworks import prepare_loader
+if __name__=='__main__':   # and not in a worker that is spawned
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from fastai_remote.load.frameworks import prepare_loader
 
 def loaders():
     accelerator = Accelerator()

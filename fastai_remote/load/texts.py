@@ -446,7 +446,9 @@ class RemoteLMDL(RemoteDL):
         super().set_epoch(epoch, fit)
 
     def get_idxs(self):
-        self._sequence = self._new_sequence()
+        n = len(self.dataset)
+        order = Permutation(n, self.rng.getrandbits(63)) if self.shuffle else Order(n)
+        self._sequence = TokenSequence(order, n, self.known_lengths)
         return Order(self.n)
 
     def share(self, order, rank, world_size):
@@ -458,17 +460,13 @@ class RemoteLMDL(RemoteDL):
         length = self.bs*-(-len(order)//(self.bs*world_size))
         return order[Order(range(rank*length, (rank+1)*length), Modulo(len(order)))]
 
-    def _new_sequence(self):
-        n = len(self.dataset)
-        base = Permutation(n, self.rng.getrandbits(63)) if self.shuffle else Order(n)
-        return TokenSequence(base, n, self.known_lengths)
-
     def _parts(self, k):
         """The parts of texts that item `k` of the epoch consists of: one row of a batch, and the token after it
 
         A list of `(position, start, stop)`: a text's position in the dataset, and which of its tokens, without `stop`.
         `None` for `k` counts as 0."""
-        if self._sequence is None: self._sequence = self._new_sequence()
+        if self._sequence is None:   # no epoch has begun: the order of the dataset, as in fastai
+            self._sequence = TokenSequence(Order(len(self.dataset)), len(self.dataset), self.known_lengths)
         batch,row = divmod(k or 0, self.bs)
         length = self.last_len if (batch+1)*self.bs==self.n else self.seq_len
         start = row*self.row_length+batch*self.seq_len
