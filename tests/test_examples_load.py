@@ -18,13 +18,14 @@ from fastai_remote.load.batch import Batch, BatchReader, StoreInputs
 from fastai_remote.load.dataset import RemoteDataset
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.epoch_order import epoch_order
-from fastai_remote.load.epochs import Consumer, Epochs, seed_of
+from fastai_remote.load.epochs import Consumer, Epochs
 from fastai_remote.load.equivalence import image_tfms, is_idle, Watched, why_stock_changed, why_unknown
 from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.frameworks import divided_batches, prepare_loader
 from fastai_remote.load.items import get_remote_items
 from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of
 from fastai_remote.load.lazy_image import BatchMemory, int_to_float, open_image, stack_images
+from fastai_remote.load.seeds import key_of
 from fastai_remote.load.sequences import packed_strokes, pad_strokes, stroke_lengths, TensorStrokes
 from fastai_remote.load.shared_buffers import OutgoingTensor, SharedBuffers
 from fastai_remote.load.show import joined_inputs
@@ -98,7 +99,7 @@ def test_load_epoch_order():
 
 def test_load_epochs():
     test_eq([Consumer(r, 2, w, 2).share(7) for r in range(2) for w in range(2)], [2,2,2,1])
-    test_eq(len({seed_of(), seed_of(0), seed_of(0, 0), seed_of(1)}), 4)
+    test_eq(len({key_of(), key_of(0), key_of(0, 0), key_of(1)}), 4)
     epochs = Epochs(seed=3)
     epochs.set_epoch(2)
     test_eq((epochs.draw_key(), epochs.ranks), ((3,2), (0,1)))

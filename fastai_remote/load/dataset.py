@@ -18,9 +18,10 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
 from .epochs import (
-    EpochIterator, Epochs, rank_and_world_size, seed_of, share_of, SharedNumbers, this_worker)
+    EpochIterator, Epochs, rank_and_world_size, share_of, SharedNumbers, this_worker)
 from .items import check_label_codes, get_remote_items
 from .prefetch import FetchThreads, shard_prefetch
+from .seeds import key_of
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
 from .stream import batch_arguments, Pipeline, RemoteStream, StreamInput
 from ..order.base import Order
@@ -377,7 +378,7 @@ class RemoteBatches(_BatchEpochs, Sampler):
     def results(self, key, consumer, first):
         "Yields the `_Positions` of each batch of an epoch, from batch number `first` on"
         workers,epoch = self.num_workers,self.times
-        order = self._order(seed_of(*key), consumer.order_workers)
+        order = self._order(key_of(*key), consumer.order_workers)
         self.ds.store.new_epoch()
         prefetch = None
         if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
@@ -431,7 +432,7 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
     def results(self, key, consumer, first):
         # where samples are left out, nobody knows what the first batches had: they are made again
         skipped = 0 if self.ds.may_drop else first
-        order = self._order(seed_of(*key), consumer.order_workers)
+        order = self._order(key_of(*key), consumer.order_workers)
         batches = self._batches(order, consumer.worker, consumer.num_workers, skipped)
         yield from itertools.islice(batches, first-skipped, None)
 
@@ -546,7 +547,7 @@ class SampleInput(StreamInput):
     def run(self, key, consumer):
         # few samples are divided into smaller parts, so that all workers get some
         n = max(1, min(_READ, self._size()//(8*consumer.count)))
-        order = self._order(seed_of(*key), consumer, n)
+        order = self._order(key_of(*key), consumer, n)
         by_shards = not (self.parts or self.resampled) and _shard_sizes(self) is not None
         def first_of(k): return (k*consumer.num_workers+consumer.worker)*n
         prefetch = shard_prefetch(self.ds.items, order, first_of) if by_shards else None

@@ -5,7 +5,6 @@ import multiprocessing, os, sys
 from dataclasses import asdict, dataclass, replace
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -68,13 +67,6 @@ class Consumer:
     def share(self, n:int)->int:
         "How many of `n` results this process gives; ranks differ by one at most, and so do the workers of a rank"
         return share_of(share_of(n, self.rank, self.world_size), self.worker, self.num_workers)
-
-def seed_of(
-    *numbers:int # At least 0
-)->int: # 64 bits
-    "A seed that depends on all `numbers`"
-    # SeedSequence does not see zeros at the end
-    return int(np.random.SeedSequence((*numbers, len(numbers)+1)).generate_state(1, np.uint64)[0])
 
 # --- Epochs
 

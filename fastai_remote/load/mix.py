@@ -13,7 +13,8 @@ from bisect import bisect
 import numpy as np
 from fastcore.basics import patch
 
-from .epochs import seed_of, share_of, rank_and_world_size
+from .epochs import share_of, rank_and_world_size
+from .seeds import key_of
 from .stream import Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #a5de5f23
@@ -93,7 +94,7 @@ def _at_random(self:_MixInput, key, consumer):
     """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
 
     `left` are the numbers of the streams that have samples left, and `last` is not used."""
-    rng = np.random.default_rng(seed_of(*key, len(self.streams), consumer.rank, consumer.worker))
+    rng = np.random.default_rng(key_of(*key, len(self.streams), consumer.rank, consumer.worker))
     bounds,draws = {},[]
     def choose(left, last, weights):
         if len(left) not in bounds: bounds[len(left)] = np.cumsum([weights[k] for k in left]).tolist()

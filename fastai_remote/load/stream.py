@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import default_collate, IterableDataset
 
-from .epochs import Consumer, EpochIterator, Epochs, seed_of, share_of, SharedNumbers, this_worker
+from .epochs import Consumer, EpochIterator, Epochs, share_of, SharedNumbers, this_worker
+from .seeds import key_of
 from .steps import decode_step, Dropped, run_steps, Step
 
 # --- Stages
@@ -32,7 +33,7 @@ class Run:
 
     def rng(self)->np.random.Generator:
         "Random numbers of this process, stage and epoch"
-        return np.random.default_rng(seed_of(*self.key, self.depth, self.consumer.rank, self.consumer.worker))
+        return np.random.default_rng(key_of(*self.key, self.depth, self.consumer.rank, self.consumer.worker))
 
 # A stage is called with `upstream`, a `Run` and its own arguments. `upstream(k)` is an iterator of the pairs
 # `(origin, sample)` of the stages before, in pass `k`. Only `repeat` asks for other passes than 0.
