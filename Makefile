@@ -88,6 +88,7 @@ lint: setup
 	$(VENV)/bin/ruff check --quiet --select F401 --exclude __init__.py fastai_remote
 
 export: setup  # notebooks to modules, and both clean; and the stub of the public names
+	$(PY) tools/check_edits.py
 	$(VENV)/bin/nbdev-export
 	$(PY) tools/wrap_names.py
 	$(PY) tools/stub.py
