@@ -163,14 +163,16 @@ def of_drawings(r):
 
 def of_floats(r):
     "Arguments of `_pixels.floats`"
-    plane,k,copies = r.randint(1, 80),r.randint(0, 4),r.choice([1, 1, 3, 2, 5])
-    data = r.bytes_array(plane*k)
-    args = [plane, copies, r.choice([255., 1., .1, 0.])]
-    n = plane*k*copies*4+(r.randint(-4, 4) if r.one_in(10) else 0)
+    plane,k,channels,shared = r.randint(1, 80),r.randint(0, 4),r.choice([1, 1, 3, 2, 5]),r.one_in(2)
+    data = r.bytes_array(plane*k*(1 if shared else channels))
+    args = [plane, shared, r.choice([255., 1., .1, 0.])]
+    n = plane*k*channels*4+(r.randint(-4, 4) if r.one_in(10) else 0)
     if r.one_in(2):
         args = hostile(r, args)
-        if r.one_in(4): args[r.randrange(2)] = r.choice([2**62, 2**63-1, 2**61, 2**32, -2**63])
-    return 'floats',[data],n,args
+        if r.one_in(4): args[0] = r.choice([2**62, 2**63-1, 2**61, 2**32, -2**63])
+    mean,std = (np.frombuffer(r.bytes_array(4*channels), np.float32) for _ in range(2))
+    if r.one_in(10): std = std[:-1]
+    return 'floats',[data],n,[*args, mean, std]
 
 def outcome(module, name, sources, n, args):
     "What a call gives: its bytes, or the type of its error"

@@ -24,7 +24,7 @@ from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.frameworks import divided_batches, prepare_loader
 from fastai_remote.load.items import get_remote_items
 from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of
-from fastai_remote.load.lazy_image import BatchMemory, int_to_float, open_image, stack_images
+from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image, stack_images
 from fastai_remote.load.seeds import key_of
 from fastai_remote.load.sequences import packed_strokes, pad_strokes, stroke_lengths, TensorStrokes
 from fastai_remote.load.shared_buffers import OutgoingTensor, SharedBuffers
@@ -194,7 +194,7 @@ def test_load_lazy_image():
     for bad in (*ims, open_image(b, PILImage)),(*ims, pil),(pil, *ims): test_is(stack_images(bad), None)
     x = TensorImage(torch.randint(0, 256, (4,3,50,60), dtype=torch.uint8))
     memory = BatchMemory()
-    def t(x): return int_to_float(x, 255., memory).as_subclass(type(x))
+    def t(x): return image_floats(x, 255., memory).as_subclass(type(x))
     a,b = t(x),IntToFloatTensor()(x)
     test_eq(a, b)
     test_eq((a.dtype,a.stride()), (b.dtype,b.stride()))

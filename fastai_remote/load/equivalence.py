@@ -25,7 +25,7 @@ import plum
 import torch
 import torchvision
 from fastai.data.core import Datasets, TfmdLists
-from fastai.data.transforms import Categorize, IntToFloatTensor, RegressionSetup, ToTensor
+from fastai.data.transforms import Categorize, IntToFloatTensor, Normalize, RegressionSetup, ToTensor
 from fastai.imports import noop
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask
 from fastai.vision.augment import CropPad, DihedralItem, FlipItem, RandomCrop, RandomResizedCrop, Resize
@@ -187,6 +187,7 @@ _known_sources = {
     'fastai.vision.core.encodes': 'e608848ee7d9 79766182a8bd',
     'fastai.data.transforms.RegressionSetup.encodes': '83f4bd9f77c6',
     'fastai.data.transforms.IntToFloatTensor.encodes': '8973a03d99dc',
+    'fastai.data.transforms.Normalize.encodes': 'fa887bf385a1',
     'fastai.data.transforms.Categorize.encodes': 'f871387d19b5'}
 
 @cache
@@ -269,9 +270,10 @@ def _implementation(t, x):
     except NotFoundLookupError: return None,None
     except Exception as e: return e,None   # an ambiguity, for which stock code raises the same exception
 
-_known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor
+_known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor,Normalize
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
-_tensor_names = '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_'
+_tensor_names = ('__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ __sub__ '
+                 '__truediv__')
 
 _watched = {cls:Watched(cls) for cls in (*_known_tfms, AddMaskCodes, Transform, Pipeline)}
 _watched |= {cls:Watched(cls) for cls in (PILImage,PILImageBW,PILMask)}
@@ -282,7 +284,7 @@ _watched[Datasets] = Watched(Datasets, '__getitem__ __getattribute__')
 # `{(transform, type of a value): implementation that fastai ships}`
 _known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in _known_tfms for x in _value_types}
 _encodes = {_known[key][0] for key in ((ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str),
-                                       (RegressionSetup,float), (IntToFloatTensor,TensorImage))}
+                                       (RegressionSetup,float), (IntToFloatTensor,TensorImage), (Normalize,TensorImage))}
 _sources = *_image_sources,*_batch_sources,*_encodes
 _functions += [(variables, name, value) for (_,name),(variables,value) in _globals_of(_sources).items()]
 

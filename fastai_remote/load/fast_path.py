@@ -9,8 +9,9 @@ Docs: page `load/fast_path`"""
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from fastai.data.core import Datasets, TfmdLists
-from fastai.data.transforms import IntToFloatTensor
+from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage, TensorImageBW
 from fastai.vision.core import PILImage, PILImageBW
 from fasttransform import compose_tfms, Pipeline
@@ -19,21 +20,21 @@ from fasttransform.cast import retain_type
 from .batch import fetch_of, NoSamples, StoreInputs
 from .equivalence import image_tfms, is_idle, why_changed, why_image, why_stock_changed, why_unknown
 from .fetch_transform import Fetch
-from .lazy_image import BatchMemory, int_to_float
+from .lazy_image import BatchMemory, image_floats
 from .timed import TimedBatch
 from .whole import WholeBatches
 
 # --- BatchPipeline
 
-# A pipeline of batch transforms that begins with fastai's `IntToFloatTensor` writes the floats into memory that is
-# reused.
+# A pipeline of batch transforms that begins with fastai's `IntToFloatTensor`, or with this and `Normalize`, writes the
+# floats into memory that is reused.
 
 class BatchPipeline(Pipeline):
-    """An `after_batch` that reuses memory if it begins with fastai's `IntToFloatTensor`
+    """An `after_batch` that reuses memory if it begins with fastai's `IntToFloatTensor`, and then also for `Normalize`
 
     Everything else is done as `Pipeline` does it."""
     memory = None   # the `BatchMemory` of the floats
-    known = None   # the first transform, during an epoch at whose beginning `why_stock` was empty
+    known = ()   # the first transforms, during an epoch at whose beginning they were `known_tfms()`
     seeds = None   # the `EpochSeeds`, during an epoch of a loader with a `seed`
     times = None   # `BatchTimes`, if the batches of the loader are to be timed
     @classmethod
@@ -44,32 +45,43 @@ class BatchPipeline(Pipeline):
         if type(pipeline) is Pipeline: pipeline.__class__,pipeline.memory = cls,BatchMemory()
         return pipeline
 
-    def why_stock(self)->str:
-        "Why the first transform has to run as fastai's code; empty if it does not"
-        if not self.fs: return 'there are no batch transforms'
-        types = TensorImage,TensorImageBW
-        return why_unknown(self.fs[0], (IntToFloatTensor,), *types) or why_stock_changed() or why_changed(*types)
+    def known_tfms(self)->tuple:
+        "The first transforms that need not run as fastai's code: none, `IntToFloatTensor`, or this and `Normalize`"
+        if why_stock_changed() or why_changed(*_images): return ()
+        is_known = [not why_unknown(t, (cls,), *_images) for t,cls in zip(self.fs, (IntToFloatTensor,Normalize))]
+        return tuple(self.fs[:is_known.index(False) if False in is_known else len(is_known)])
 
     def __call__(self, o):
         if type(o) is TimedBatch: return self.times.opened(o, self)
         if self.seeds is not None: self.seeds.begin_step()
         if type(o) is NoSamples: return o
-        is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)
-        if self.known is None or not is_images: return super().__call__(o)
-        if not self.fs or self.fs[0] is not self.known:   # changed during the epoch
+        if not self.known or type(o) is not tuple or not any(type(x) in _images for x in o): return super().__call__(o)
+        n = len(self.known)
+        if len(self.fs)<n or any(a is not b for a,b in zip(self.fs, self.known)):   # changed during the epoch
             return super().__call__(tuple(map(_own_channels, o)))
-        first,*others = self.fs
-        if first.split_idx in (None, self.split_idx): o = tuple(self._floats(first, x) for x in o)
-        return compose_tfms(o, others, split_idx=self.split_idx)
+        return compose_tfms(tuple(map(self._floats, o)), self.fs[n:], split_idx=self.split_idx)
 
-    def _floats(self, t, x):
-        "What `t`, an `IntToFloatTensor`, makes of `x`, an element of a batch; floats of images are in reused memory"
-        if type(x) not in (TensorImage,TensorImageBW) or np.ndim(t.div): return t(x, split_idx=self.split_idx)
-        return retain_type(int_to_float(x, t.div, self.memory), x)
+    def _floats(self, x):
+        "What the known transforms make of `x`, an element of a batch; floats of images are in reused memory"
+        tfms = [t for t in self.known if t.split_idx in (None,self.split_idx)]
+        if type(x) not in _images or not tfms or type(tfms[0]) is not IntToFloatTensor or np.ndim(tfms[0].div):
+            return compose_tfms(x, tfms, split_idx=self.split_idx)
+        div,stats = tfms[0].div,_stats_of(tfms[1], x) if len(tfms)>1 else None
+        floats = image_floats(x, div, self.memory, stats)
+        if floats is None: return compose_tfms(x, tfms, split_idx=self.split_idx)
+        return compose_tfms(retain_type(floats, x), tfms[2 if stats else 1:], split_idx=self.split_idx)
+
+_images = TensorImage,TensorImageBW
+
+def _stats_of(t, x):
+    "What `t`, a `Normalize`, has for the channels of images `x`, as `image_floats` takes it; `None` if it is another kind"
+    known = [o for o in (t.mean, t.std) if type(o) in (torch.Tensor,type(x)) and o.dtype==torch.float32
+             and o.device.type=='cpu' and not o.requires_grad and o.shape==(1,x.shape[1],1,1)]
+    return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None
 
 def _own_channels(x):
     "`x`; a copy if it is a tensor of images whose channels are one and the same memory"
-    is_shared = type(x) in (TensorImage,TensorImageBW) and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
+    is_shared = type(x) in _images and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
     return x.contiguous() if is_shared else x
 
 # --- The decision

@@ -261,19 +261,25 @@ class BatchMemory:
         return torch.from_numpy(array)
     def __reduce__(self): return type(self),(self.keep,)
 
-def int_to_float(
+def image_floats(
     o:TensorImage, # Bytes, shape (n, channels, height, width)
     div:float, # Divisor
     memory:BatchMemory, # Allocates the result
-)->torch.Tensor: # `float32`, same shape
-    "`o.float().div_(div)`, bit for bit. On a CPU it takes an eighth of the time, because memory is reused."
+    stats:tuple=None # Mean and standard deviation of the channels, `float32` arrays of shape (channels,)
+)->torch.Tensor: # `float32`, same shape; `None` for what is no dense batch of bytes in the memory of the CPU
+    """`o.float().div_(div)`, or `(o.float().div_(div)-mean)/std`, bit for bit
+
+    It takes an eighth of the time of the first, and a twentieth of that of the second, because memory is reused."""
     x = o.as_subclass(torch.Tensor)   # the attributes of a subclass are slow
-    repeats = x.shape[1] if x.ndim==4 and x.stride(1)==0 else 1   # one channel that is seen `repeats` times
-    if repeats>1: x = x[:,:1]
-    is_plain = x.device.type=='cpu' and x.dtype==torch.uint8 and x.is_contiguous() and x.numel()>0
-    if not is_plain: return o.float().div_(div)
-    shape = (x.shape[0], repeats, *x.shape[2:]) if repeats>1 else tuple(x.shape)
-    res = memory(shape, np.float32)
-    if _pixels is None: return res.copy_(x).div_(div)
-    _pixels.floats(x.numpy(), res.numpy(), x[0].numel() if repeats>1 else x.numel(), repeats, div)
+    is_shared = x.ndim==4 and x.shape[1]>1 and x.stride(1)==0   # one channel that is seen several times
+    if is_shared: x = x[:,:1]
+    if x.device.type!='cpu' or x.dtype!=torch.uint8 or not x.is_contiguous() or not x.numel(): return
+    n_channels = o.shape[1] if is_shared or stats else 1   # else all numbers are one channel
+    mean,std = stats or (np.zeros(n_channels, np.float32),np.ones(n_channels, np.float32))
+    res = memory(tuple(o.shape), np.float32)
+    if _pixels is None:
+        mean,std = (torch.from_numpy(values).view(-1, 1, 1) for values in (mean,std))
+        return res.copy_(x).div_(div).sub_(mean).div_(std)
+    plane = x.numel() if n_channels==1 else x[0,0].numel()
+    _pixels.floats(x.numpy(), res.numpy(), plane, is_shared, div, mean, std)
     return res

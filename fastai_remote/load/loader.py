@@ -284,14 +284,14 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
-        if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
+        if type(pipeline) is BatchPipeline: pipeline.known = pipeline.known_tfms()
         batches,self.rank,self.world_size = super().__iter__(),0,1
         if self.is_seeded: batches = self.seeded_batches(batches)
         try:
             yield from ending_workers(without_empty(batches) if self.on_bad=='skip' else batches)
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
-            if type(pipeline) is BatchPipeline: pipeline.known = None
+            if type(pipeline) is BatchPipeline: pipeline.known = ()
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
@@ -454,8 +454,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
         pipeline = self.after_batch
         on_cpu = self.device is None or torch.device(self.device).type=='cpu'
-        if type(pipeline) is not BatchPipeline or not on_cpu or pipeline.why_stock(): return False
-        return pipeline.fs[0].split_idx in (None, pipeline.split_idx)
+        known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
+        return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
 
     def why_not_stock(self)->str:
         "Which method that builds batches is not the stock one, so that it has to be called; empty if none"

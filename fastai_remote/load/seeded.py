@@ -95,7 +95,8 @@ class SeededDL:
         """Make `seeds` and `rng` for the epoch that begins; warns once about transforms with generators of their own
 
         Raises `ValueError` if `after_batch` was replaced."""
-        if type(self.after_batch) is not BatchPipeline:
+        # transforms that are set up by a batch are so before the end of `__init__`
+        if type(BatchPipeline.of(self.after_batch)) is not BatchPipeline:
             raise ValueError(f'{self.store_names}: seed= needs an after_batch that is a Pipeline, not a '
                              f'{type(self.after_batch).__name__}')
         key = key_of(self.seed, self.fit, self.epoch)

@@ -43,6 +43,7 @@ Tried:   requesting the next 64 values while the last ones are read, on one conn
 """
 import argparse, collections, gc, json, multiprocessing, os, shutil, socket, statistics, subprocess, sys, tempfile
 import time, warnings
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import resource_tracker
@@ -311,21 +312,21 @@ def summarise(measured, memory):
 
 PEER_PACKAGES = 'hiredis simplejpeg webdataset wids litdata mosaicml-streaming datasets ffcv spdl-io'.split()
 
-def run(
+@contextmanager
+def started(
     folder=None, # Photographs; default: make some
     drawings=None, # Quick, Draw! ndjson; default: make some
     # Number of photographs, which are used several times if there are fewer. There are five times as many drawings and
     # ten times as many digits.
     n:int=1920,
     values:int=50_000, # Values of 2 KB
-    rounds:int=5, # Timed epochs of each contender
     size:int=350, # Shorter side of photographs that are made, in pixels
     only:str='', # Parts of the names of contenders, separated by |
     kinds:str='photographs,drawings,digits,values', # Kinds of data
     uint8:bool=False, # Leave batches uint8, as if a GPU made the floats?
     name:str=None, # Name of the data in the results
-)->dict: # Content of the result file
-    "Measure the contenders in turns"
+): # `(processes, missing, described)`: `{(kind, name): ContenderProcess}`, `{(kind, name): reason}`, about the data
+    "Context manager: the data are written, and each contender has its process"
     torch.set_num_threads(1)   # threads that wait for a core spin, which would be noise here
     os.environ |= dict(HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', TQDM_DISABLE='1')
     # One tracker for all processes: at its end, a turn's own tracker would unlink the shared memory of the next turn,
@@ -340,22 +341,30 @@ def run(
     counts = dict(photographs=n, drawings=5*n, digits=10*n, values=values)
     with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary, redis_server() as server:
         at,installed = At(temporary, server.url, not uint8),{m.split('.')[0] for m in modules-set(not_installed)}
-        described = write_data(at, folder, drawings, counts, kinds, size, installed, name)
+        data = write_data(at, folder, drawings, counts, kinds, size, installed, name)
+        described = dict(data=data, n={kind:counts[kind] for kind in data},
+                         bytes_a_sample={dataset:round(size) for dataset,size in at.nbytes.items()})
         processes = {job:ContenderProcess(job[0], make, at, server.proc.pid)
                      for job,(_,make) in jobs.items() if job not in missing}
-        try: measured,memory = take_turns(processes, rounds, missing)
+        try: yield processes,missing,described|about(server.url, 'torch torchvision fastai pillow redis numpy')
         finally:
             for process in processes.values(): process.close()
-        where = about(server.url, 'torch torchvision fastai pillow redis numpy')
+
+def run(
+    rounds:int=5, # Timed epochs of each contender
+    uint8:bool=False, # As `started`
+    **kwargs # More for `started`
+)->dict: # Content of the result file
+    "Measure the contenders in turns"
+    with started(uint8=uint8, **kwargs) as (processes,missing,described):
+        measured,memory = take_turns(processes, rounds, missing)
     for package in PEER_PACKAGES:
-        try: where['versions'][package] = version(package)
+        try: described['versions'][package] = version(package)
         except PackageNotFoundError: pass
     results,ratios = summarise(measured, memory)
-    return dict(data=described, n={kind:counts[kind] for kind in described},
-                bytes_a_sample={dataset:round(size) for dataset,size in at.nbytes.items()},
-                ends='uint8' if uint8 else 'float32', bs=BS, workers=WORKERS, rounds=rounds,
+    return dict(**described, ends='uint8' if uint8 else 'float32', bs=BS, workers=WORKERS, rounds=rounds,
                 missing={': '.join(job):reason for job,reason in missing.items()}, results=results, ratios=ratios,
-                targets=list(targets(ratios)), **where)
+                targets=list(targets(ratios)))
 
 # Goals: `(kind, contender of this package, compared with, at least)`; '*' is the best of all others
 TARGETS = [
@@ -448,8 +457,7 @@ if __name__=='__main__':
     parser.add_argument('--out', default=Path(__file__).parent/'results'/'peers.json',
                         help='result file, and a picture next to it; an empty text writes none')
     args = parser.parse_args()
-    result = run(args.folder, args.drawings, args.n, args.values, args.rounds, args.size, args.only, args.kinds,
-                 args.uint8, args.name)
+    result = run(**{option:value for option,value in vars(args).items() if option!='out'})
     result['command'] = ' '.join(['python tests/bench/peers.py', 'FOLDER' if args.folder else f'--size {args.size}',
                                   *['--drawings FILE']*bool(args.drawings),
                                   f'--n {args.n} --values {args.values} --rounds {args.rounds}',

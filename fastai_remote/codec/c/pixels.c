@@ -2,7 +2,7 @@
 //
 // - `read` resizes, crops, transposes and flips a region of an array as Pillow does (see resample.h);
 // - `draw` draws strokes as `_Pen` in raster.py does with NumPy: the same numbers in the same order, so the same bits;
-// - `floats` converts bytes to floats.
+// - `floats` converts bytes to floats, which are normalised.
 #include "resample.h"
 
 // read(pixels, out, width, channels, ...): see the table of methods at the end.
@@ -391,57 +391,69 @@ static PyObject *draw(PyObject *self, PyObject *args) {
     return NULL;
 }
 
-// floats(pixels, out, plane, copies, div): see the table of methods at the end.
+// What `floats` does for one channel of an image. The operations are those of torch, in its order and precision.
+static inline __attribute__((always_inline)) void plane_floats(const u8 *restrict source, float *restrict target,
+                                                               Py_ssize_t n, float div, float mean, float std) {
+    for (Py_ssize_t i = 0; i < n; i++) target[i] = ((float)source[i] / div - mean) / std;
+}
+
+#ifdef AVX2
+AVX2 static void plane_floats_avx2(const u8 *source, float *target, Py_ssize_t n, float div, float mean, float std) {
+    plane_floats(source, target, n, div, mean, std);
+}
+#endif
+
+// floats(pixels, out, plane, shared, div, mean, std): see the table of methods at the end.
 static PyObject *floats(PyObject *self, PyObject *args) {
-    Py_buffer pixels, out;
-    Py_ssize_t plane, copies;
-    float divisor;
-    if (!PyArg_ParseTuple(args, "y*w*nnf", &pixels, &out, &plane, &copies, &divisor)) return NULL;
-    int ok = plane > 0 && copies > 0 && pixels.len % plane == 0;
+    Py_buffer pixels, out, mean, std;
+    Py_ssize_t plane;
+    int shared;
+    float div;
+    if (!PyArg_ParseTuple(args, "y*w*npfy*y*", &pixels, &out, &plane, &shared, &div, &mean, &std)) return NULL;
+    Py_ssize_t channels = mean.len / 4;
+    Py_ssize_t copies = shared ? channels : 1;
+    int ok = plane > 0 && channels > 0 && mean.len == channels * 4 && std.len == mean.len;
+    ok = ok && pixels.len % plane == 0 && (shared || pixels.len / plane % channels == 0);
     if (pixels.len == 0) ok = ok && out.len == 0;
     // The quotient is compared first, so that the product cannot overflow.
     else ok = ok && copies == out.len / 4 / pixels.len && out.len == pixels.len * copies * 4;
     if (ok) {
         // Other Python threads run meanwhile, unless there are so few bytes that the switch would take longer.
         PyThreadState *state = pixels.len < 1 << 16 ? NULL : PyEval_SaveThread();
-        const u8 *source = pixels.buf;
-        float *target = out.buf;
-        for (Py_ssize_t k = pixels.len / plane; k; k--) {
-            if (copies == 3) {   // One pass for the usual number of copies
-                float *restrict red = target;
-                float *restrict green = target + plane;
-                float *restrict blue = target + 2 * plane;
-                for (Py_ssize_t i = 0; i < plane; i++) {
-                    float value = (float)source[i] / divisor;
-                    red[i] = value;
-                    green[i] = value;
-                    blue[i] = value;
-                }
-            } else {
-                float *restrict first = target;
-                for (Py_ssize_t i = 0; i < plane; i++) first[i] = (float)source[i] / divisor;
-                for (Py_ssize_t c = 1; c < copies; c++) memcpy(target + c * plane, target, plane * 4);
+        Py_ssize_t planes = pixels.len / plane * copies;
+        for (Py_ssize_t k = 0; k < planes; k++) {
+            const u8 *source = (const u8 *)pixels.buf + k / copies * plane;
+            float *target = (float *)out.buf + k * plane;
+            float m = ((const float *)mean.buf)[k % channels];
+            float s = ((const float *)std.buf)[k % channels];
+#ifdef AVX2
+            if (has_avx2()) {
+                plane_floats_avx2(source, target, plane, div, m, s);
+                continue;
             }
-            source += plane;
-            target += plane * copies;
+#endif
+            plane_floats(source, target, plane, div, m, s);
         }
         if (state) PyEval_RestoreThread(state);
     } else {
         PyErr_Format(PyExc_ValueError,
-                     "floats: %zd bytes in planes of %zd, each copied %zd times, do not give an output of %zd bytes",
-                     pixels.len, plane, copies, out.len);
+                     "floats: %zd bytes in planes of %zd, %s, do not give an output of %zd bytes with %zd channels",
+                     pixels.len, plane, shared ? "one for all channels" : "one a channel", out.len, channels);
     }
     PyBuffer_Release(&pixels);
     PyBuffer_Release(&out);
+    PyBuffer_Release(&mean);
+    PyBuffer_Release(&std);
     if (!ok) return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"floats", floats, METH_VARARGS,
-     "floats(pixels, out, plane, copies, div)\n\n"
-     "Write the bytes `pixels`, divided by `div`, to the buffer `out` as 32-bit floats; each plane of `plane` bytes\n"
-     "`copies` times in a row. Raises `ValueError`."},
+     "floats(pixels, out, plane, shared, div, mean, std)\n\n"
+     "Write `(pixel/div-mean)/std` to the buffer `out` for each of the bytes `pixels`, as 32-bit floats. `mean` and `std`\n"
+     "have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image, or one for\n"
+     "all of them if `shared`. Raises `ValueError`."},
     {"read", read_region, METH_VARARGS,
      "read(pixels, out, width, channels, region, crop, size, bicubic, window, orientation, columns_first)\n\n"
      "Resize `crop` of `region` of an array of shape (height, width, channels) to `size`, cut out `window`, transpose\n"
