@@ -105,9 +105,10 @@ def test_an_exported_learner_predicts_without_its_store(fresh, tmp_path, images,
     files,kw = get_image_files(images)[:12],dict(num_workers=1, progress=False)
     if where=='redis': to_redis(image_samples(files, label=class_of), fresh.url, 'lost', **kw)
     else: to_shards(image_samples(files, label=class_of), tmp_path/'lost', **kw)
-    store = RedisStore(fresh.url, 'lost', timeout=.2) if where=='redis' else ShardStore(tmp_path/'lost')
+    store = RedisStore(fresh.url, 'lost') if where=='redis' else ShardStore(tmp_path/'lost')
     learn = learner(store, tmp_path)
     want = learn.predict(files[3])[2]
+    if where=='redis': store.link.timeout = .2
     learn.export('model.pkl')
     if where=='redis': fresh.kill()
     else: (tmp_path/'lost').rename(tmp_path/'elsewhere')

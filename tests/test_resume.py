@@ -15,6 +15,7 @@ from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, Sto
 from fastai_remote.ingest.chunk import write_chunk
 from fastai_remote.ingest.run import ingest
 from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import MemoryWriter, ServerRestarted
 from fastai_remote.write.redis import RedisWriter
 from shard_helpers import interrupted_after, items, ONE
@@ -362,8 +363,8 @@ def test_an_interrupt_stays_one_while_the_server_is_away(fresh):
         if i<40: return {'id':i}
         fresh.kill()
         raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt) as caught:
-        to_redis(list(range(100)), fresh.url, 'd', fn, chunk=8, shuffle=False, timeout=.5, **ONE)
+    with pytest.raises(KeyboardInterrupt) as caught, ManualClock():
+        to_redis(list(range(100)), fresh.url, 'd', fn, chunk=8, shuffle=False, **ONE)
     assert 'd: what is written is kept: repeat the same call to go on' in caught.value.__notes__[0]
 
 @pytest.mark.parametrize('where', ['fresh', pytest.param('cluster', marks=pytest.mark.slow)])

@@ -188,7 +188,7 @@ def test_a_server_that_was_never_there_is_asked_no_more_than_now_and_then(closed
     assert shards.wanted==[([1,2],False)]
 
 def test_a_server_that_is_killed_in_mid_epoch_is_used_again_when_it_is_back(fresh, folder, clock):
-    store = TieredStore(fresh.url, ShardStore(folder), redis_timeout=1)
+    store = TieredStore(fresh.url, ShardStore(folder), redis_timeout=20)
     assert epoch(store) and is_flushed(store)
     had = []
     for k in range(0, n, 20):
