@@ -30,6 +30,8 @@ PROCESSES = -n 2 --dist loadgroup
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
 	$(PYTEST) $(or $(ARGS),$(PROCESSES)) -m 'not slow'
 
+# A third process uses the cores while others wait: for servers that are away, for locks that end, for processes
+test-slow: PROCESSES = -n 3 --dist loadgroup
 test-slow: setup  # the others: notebooks, engines, processes that are killed, clusters, S3 servers
 	$(PYTEST) $(or $(ARGS),$(PROCESSES)) -m slow
 
