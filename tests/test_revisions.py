@@ -172,8 +172,8 @@ IN_CLUSTER = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
 @pytest.mark.parametrize('where,seed,steps', [
     *((where,seed,8) for where in ('redis_place','folders') for seed in (0,1)),
     *(pytest.param(where, seed, 14, marks=pytest.mark.slow)
-      for where in ('redis_place','folders') for seed in range(2, 9)),
-    *(pytest.param('cluster_place', seed, 8, marks=IN_CLUSTER) for seed in (0,1))])
+      for where in ('redis_place','folders') for seed in range(2, 6)),
+    pytest.param('cluster_place', 0, 8, marks=IN_CLUSTER)])
 def test_any_changes(request, where, seed, steps):
     place = request.getfixturevalue(where)
     model = Model(place, seed)
@@ -205,7 +205,7 @@ CHANGES = {
     'add':lambda store: store.add_fields(lambda o: {'up.txt':o['txt'].upper()}, chunk=8, **ONE)}
 
 @pytest.mark.parametrize(
-    'name,step', [('edit',23), ('append',23), *(pytest.param(name, 7, marks=pytest.mark.slow) for name in CHANGES)])
+    'name,step', [('edit',23), *(pytest.param(name, 9, marks=pytest.mark.slow) for name in CHANGES)])
 def test_a_killed_change_changes_all_or_nothing(place, name, step):
     "Wherever the process dies, readers see the old or the new version, and the same call continues"
     change,is_redis = CHANGES[name],place.kind is RedisStore
@@ -571,20 +571,16 @@ def test_a_file_that_a_version_does_not_need_stays_until_the_next_one_or_until_i
     folders.delete()
     assert not stored()
 
-def test_only_the_version_that_is_there_can_be_cleaned(place):
+def test_a_version_that_is_not_there_any_more_is_neither_cleaned_nor_changed(place):
+    "Nothing is left where a dataset was deleted"
     store = place.write(samples(0, 9))
     edited = store.edit(drop=[0])
     with pytest.raises(StoreNotFound, match='replaced since it was opened'): store.clean()
     edited.clean()
     place.delete()
-    with pytest.raises(StoreNotFound): edited.clean()
-
-def test_what_is_refused_where_a_dataset_was_deleted_leaves_nothing(place):
-    store = place.write(samples(0, 9))
-    place.delete()
     before = place.contents()
-    for change in (lambda: store.edit(drop=[0]), lambda: store.edit(set={'txt':{1:'new'}}), store.clean,
-                   lambda: store.drop_fields('txt')):
+    for change in (lambda: edited.edit(drop=[0]), lambda: edited.edit(set={'txt':{1:'new'}}), edited.clean,
+                   lambda: edited.drop_fields('txt')):
         with pytest.raises(StoreNotFound): change()
         assert place.contents()==before and not (place.kind is ShardStore and place.address('d')[0].exists())
 
@@ -609,13 +605,6 @@ def test_damage_of_runs_and_of_changed_values_is_noticed(redis_place, server):
     c.set(f'{last}:txt:0', b'other')
     with pytest.raises(CorruptSample, match=f'sample 29, field .txt.*key {last}:txt:0'):
         redis_place.open().get_many([29], 'txt', check=True)
-
-def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(redis_place):
-    "The key of the runs is gone then, which is no damage: damaged samples could be replaced, `on_bad='replace'`"
-    edited = redis_place.write().edit(drop=[1])
-    before = redis_place.open()
-    edited.edit(drop=[1]).edit(drop=[1])
-    with pytest.raises(StoreNotFound, match='d: replaced since it was opened'): before.get_many([0], 'txt')
 
 def test_an_open_reader_goes_on_with_its_own_version(place):
     "Where it needs what is not stored any more, it says that there is another version, and not that it is damaged"
@@ -642,13 +631,18 @@ def test_an_open_reader_goes_on_with_its_own_version(place):
         with pytest.raises(StoreNotFound): read()
 
 def test_a_dataset_with_the_same_keys_is_not_taken_for_a_later_version(redis_place, server):
-    "As after FLUSHALL; readers of many versions ago are told, too"
+    """As after FLUSHALL; readers of many versions ago are told, too
+
+    So is one that has not read where the samples are: the key of the runs is gone then, which is no damage."""
     reader = redis_place.write()
     client(server).flushall()
     store = redis_place.write(samples(100, 130))
     for _ in range(2):
         with pytest.raises(StoreNotFound, match='replaced since it was opened'): reader.get_many([3], 'txt')
         store = store.edit(drop=[0])
+    before = redis_place.open()
+    store.edit(drop=[1]).edit(drop=[1])
+    with pytest.raises(StoreNotFound, match='d: replaced since it was opened'): before.get_many([0], 'txt')
 
 def test_kinds_of_stores_that_cannot_be_changed(redis_place, server, tmp_path):
     store = redis_place.write()

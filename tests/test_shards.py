@@ -131,17 +131,6 @@ def interrupt(folder, **kwargs):
     with pytest.raises(KeyboardInterrupt):
         put(folder, items('z', 100), chunk=8, shuffle=False, progress=interrupted_after(7), **kwargs)
 
-def test_a_dataset_is_replaced_as_a_whole(tmp_path):
-    put(tmp_path/'d', items('a'), chunk=16)
-    before = files(tmp_path/'d')
-    interrupt(tmp_path/'d', overwrite=True)
-    assert len(values(ShardStore(tmp_path/'d'), 'txt'))==60
-    ShardStore.abandon(tmp_path/'d')
-    assert files(tmp_path/'d')==before
-    store,_ = put(tmp_path/'d', items('b', 50), overwrite=True)
-    sound(tmp_path/'d')
-    assert {o.split()[0] for o in values(store, 'txt')}=={'b'} and store.shards.name(0)=='shard2-000000.tar'
-
 def test_an_ingest_that_ends_while_it_is_abandoned_keeps_its_dataset(tmp_path, monkeypatch):
     "What is to be removed is read when nobody else can write any more"
     interrupt(tmp_path/'d')
@@ -221,33 +210,30 @@ def test_readers_of_a_dataset_that_is_replaced_get_the_old_or_the_new_one(tmp_pa
     def write(word, n):
         rows = [{'txt':f'{word} {i}', 'cls':f'{word}{i%3}', 'w.i4':ord(word)} for i in range(n)]
         put(tmp_path/'d', rows, overwrite=True, chunk=32)
-    def read(held):
+    def read(open_store):
         rng = random.Random(0)
         while not stop.is_set():
             try:
-                store = ShardStore(tmp_path/'d') if held is None else held
-                if rng.random()<.1: store = pickle.loads(pickle.dumps(store))   # has none of its shards open
+                store = open_store()
                 values = store.get_many(rng.sample(range(len(store)), 20), ['txt','cls','w.i4'], check=True)
                 words = {o.decode()[0] for o in values['txt']} | {store.vocab[c][0] for c in values['cls']}
-                words |= {chr(w) for w in values['w.i4']}
-                if len(words)!=1: errors.append(words)
-                got.add((held is not None, *words))
-            except StoreNotFound as e:
-                if not re.search('replaced|no dataset here', str(e)): errors.append(e)
-                got.add('error')
+                got.add(''.join(words | {chr(w) for w in values['w.i4']}))
+            except StoreNotFound as e: got.add('gone' if re.search('replaced|no dataset here', str(e)) else str(e))
             except Exception as e: errors.append(e)
     def wait(o): wait_for(lambda: o in got or errors)
     write('a', 200)
-    threads = [threading.Thread(target=read, args=(held,), daemon=True) for held in (None,ShardStore(tmp_path/'d'))]
+    old = pickle.dumps(ShardStore(tmp_path/'d'))   # has none of its shards open
+    makers = partial(ShardStore, tmp_path/'d'),partial(pickle.loads, old)
+    threads = [threading.Thread(target=read, args=(make,), daemon=True) for make in makers]
     for thread in threads: thread.start()
-    wait((True,'a'))
+    wait('a')
     for word,n in (('b',200),('c',300),('d',200)):
         write(word, n)
-        wait((False,word))
-    wait('error')
+        wait(word)
+    wait('gone')
     stop.set()
     for thread in threads: thread.join()
-    assert not errors and {o for o in got if o[0] is True}=={(True,'a')}
+    assert not errors and got=={*'abcd', 'gone'}
     sound(tmp_path/'d')
 
 def test_a_reader_that_has_the_shards_open_reads_on_after_they_are_gone(tmp_path):
@@ -502,17 +488,6 @@ def write_index(folder, content):
     table.idx[0],table.icrc[0] = len(content),zlib.crc32(content)
     write_manifest(folder, shards=table.pack())
 
-def reads(folder):
-    "Reads all there is; only a `StoreError` may come of it"
-    try:
-        store = ShardStore(folder)
-        if len(store)>100: store.get_many([0, len(store)-1], 'txt')
-        else:
-            for field in store.fields: store.get_many(range(len(store)), field)
-            for i in range(len(store)): store[i]
-            repr(store), store._repr_html_(), list(store.failures()), store.class_counts(), store.keys([0])
-    except StoreError: pass
-
 LIES = [
     b'', b'\0', b'{}', b'[]', b'null', b'"x"', b'['*100_000, b'{"a":'*100_000, b'fr.idx\r\n',
     b'fr.idx\r\n\xff\xff\xff\xff', b'fr.idx\r\n'+(60_000).to_bytes(4, 'little')+b'['*60_000]
@@ -538,48 +513,20 @@ def with_header(header, body):
     text += b' '*(-(12+len(text))%8)
     return b'fr.idx\r\n'+len(text).to_bytes(4, 'little')+text+body
 
-CLAIMS = [
-    *({'n':n} for n in (-1,1<<62,'x',7,5,None)), *({'format':o} for o in (9,'1',[])),
-    *({'columns':o} for o in ([], 5, [['txt@','u4']], [['txt@','O',0]], [['txt@','V9999999',0]], [['txt@','u4',-8]],
-                              [['txt@','u4',1<<60]], [['txt@','S8',0]], [['txt@','u4',0]])),
-    *({'labels':o} for o in ([], {'cls':[]}, {'kind.cls':['?']*2}, {'kind.cls':5}, {'kind.cls':[[1],{},None]},
-                             {'txt':['a']}))]
-
-def test_headers_of_an_index_that_are_well_formed_and_lie(spoilt):
-    header,body = header_of((spoilt/INDEX).read_bytes())
-    for claim in CLAIMS:
-        write_index(spoilt, with_header(header|claim, body))
-        reads(spoilt)
-        if 'n' in claim or 'format' in claim:
-            with pytest.raises((CorruptSample,UnsupportedFormat)): ShardStore(spoilt).get_many([0], 'txt')
-
-def test_an_index_that_claims_gigabytes_takes_no_memory(spoilt):
+def test_an_index_that_is_well_formed_and_lies(spoilt):
+    "A value of gigabytes takes no memory. `regressions/test_unlimited.py` has other types in each place"
     header,body = header_of((spoilt/INDEX).read_bytes())
     n = next(at for name,_,at in header['columns'] if name=='txt#')
     body = body[:n]+b'\xfe\xff\xff\xff'*2+body[n+8:]
-    write_index(spoilt, with_header({**header, 'crc':zlib.crc32(body)}, body))
     message = "theirs: sample 1, field 'txt' in shard-000000.tar.*of 4,294,967,294 bytes"
-    with pytest.raises(CorruptSample, match=message): ShardStore(spoilt).get_many([1], 'txt')
+    claims = ({},CorruptSample,message), ({'n':7},CorruptSample,'theirs'), ({'format':9},UnsupportedFormat,'9')
+    for claim,error,says in claims:
+        write_index(spoilt, with_header({**header, **claim, 'crc':zlib.crc32(body)}, body))
+        with pytest.raises(error, match=says): ShardStore(spoilt).get_many([1], 'txt')
 
 def test_a_manifest_that_counts_other_samples_than_its_table_is_refused(spoilt):
     write_manifest(spoilt, n=5)
     with pytest.raises(UnsupportedFormat, match='theirs/manifest.json'): ShardStore(spoilt)
-
-packed = st.binary(max_size=9).map(lambda o: base64.b64encode(zlib.compress(o)).decode())
-some_names = st.sampled_from(['txt','cls','codec','dtype','train','n','size','crc','idx','raw','text','x'])
-anything = st.recursive(
-    st.none()|st.booleans()|st.integers()|st.floats()|st.text(max_size=5)|packed,
-    lambda o: st.lists(o, max_size=3)|st.dictionaries(some_names, o, max_size=3), max_leaves=6)
-
-@examples(80)
-@given(st.sampled_from([f for f in ShardManifest.__dataclass_fields__ if f not in ('stats','counts')]), anything)
-def test_manifests_of_anything_are_errors_or_values(theirs, key, value):
-    "Any JSON in the place of any value of a manifest"
-    before = (theirs/'manifest.json').read_bytes()
-    if key=='shards' and isinstance(value, dict): value = json.loads(before)['shards'] | value
-    write_manifest(theirs, **{key:value})
-    try: reads(theirs)
-    finally: (theirs/'manifest.json').write_bytes(before)
 
 # --- what a loader gets
 
