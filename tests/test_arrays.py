@@ -60,8 +60,6 @@ KINDS = dict(
     zarr_path=lambda d: zarr_folder(d/'x.zarr'), zarr_group=lambda d: zarr_group(d/'z.zarr'),
     zarr_memory=lambda d: zarr_group({}))
 
-NEW_PYTHONS = pytest.mark.slow,pytest.mark.xdist_group('processes')
-
 def check(store):
     found = sorted((store[i] for i in range(len(store))), key=lambda o: o['big'])
     assert len(found)==N and store.vocab==['bird','cat','dog']
@@ -89,8 +87,9 @@ def test_arrays_of_one_length_are_samples_by_row(tmp_path, kind):
         assert array_samples({'npy':arrays['npy']}).in_files
         assert len(pickle.dumps(array_samples({'npy':arrays['npy']}).read(np.arange(N))))<3000
 
-@pytest.mark.parametrize('kind,start', [('part_of_a_map','multiprocessing'), ('h5_file','multiprocessing'),
-    *(pytest.param(kind, 'loky', marks=NEW_PYTHONS) for kind in ('h5_chunks','zarr_group'))])
+@pytest.mark.parametrize('kind,start', [
+    ('part_of_a_map','multiprocessing'), ('h5_file','multiprocessing'),
+    pytest.param('zarr_group', 'loky', marks=[pytest.mark.slow, pytest.mark.xdist_group('processes')])])
 def test_workers_open_the_files(server, tmp_path, kind, start):
     "Workers that were forked, and workers that are Pythons of their own"
     with joblib.parallel_config(start):

@@ -80,7 +80,7 @@ def is_trained_on(key, byte, gap):
     return field[0]!='~' and byte//WIDTHS.get(field, 4)!=gap
 
 @pytest.mark.slow
-def test_every_flipped_bit_is_found(client, server):
+def test_flipped_bits_are_found(client, server):
     """In each value, checksum, list of failures and name, and in the table of gaps; by training as well, where it reads them
 
     What is stored at the place of a sample that has failed is not a part of the dataset."""
@@ -92,7 +92,7 @@ def test_every_flipped_bit_is_found(client, server):
     for key in sorted(set(client.keys())-{b'd:meta', b'd:register'}):
         whole = client.dump(key)
         for part,was,change in parts_of(client, key):
-            for bit in range(8*len(was)):
+            for bit in range(0, 8*len(was), 7):
                 change(was, flipped(was, bit))
                 is_used = is_trained_on(key, bit//8, gap=1)
                 if is_used or b'~' in key: assert store.verify(num_workers=1).bad, f'{key} {part} bit {bit}: not found'
@@ -102,7 +102,7 @@ def test_every_flipped_bit_is_found(client, server):
                         store.get_many(range(len(store)), store.fields, check=True)
                     n_trained += 1
                 client.restore(key, 0, whole, replace=True)
-    assert n_trained>300 and store.verify(num_workers=1).bad==0
+    assert n_trained>40 and store.verify(num_workers=1).bad==0
 
 def changed(write):
     "Writes samples of two splits with `write`, appends some, adds fields and edits them: `(the store, its facts)`"
@@ -128,7 +128,7 @@ def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(client, 
     for key in sorted(client.keys()):
         whole = client.dump(key)
         for part,was,change in parts_of(client, key):
-            for bit in range(5, 8*len(was), max(len(was)*8//5, 11)):
+            for bit in range(5, 8*len(was), max(len(was)*8//3, 13)):
                 change(was, flipped(was, bit))
                 try: assert facts(RedisStore(server.url, 'd'))==want, f'{key} {part} bit {bit}'
                 except (CorruptSample,UnsupportedFormat) as error:
@@ -240,7 +240,7 @@ def test_a_damaged_or_lost_table_of_gaps_is_found(client, tiny, server):
     "Each byte of it; a store that was opened before has it in memory"
     stored,ids = client.get('d:~gaps#0'),tiny.get_many(range(5), 'id')['id'].tolist()
     assert ids==IDS and len(stored)==16
-    for bit in range(8*len(stored)):
+    for bit in range(0, 8*len(stored), 5):
         client.set('d:~gaps#0', flipped(stored, bit))
         with pytest.raises(CorruptSample, match='the key d:~gaps#0, which says where the samples are: damaged: its 16 bytes'):
             RedisStore(server.url, 'd')[0]
@@ -300,7 +300,7 @@ def test_no_flipped_bit_of_an_unfinished_ingest_goes_unnoticed(client, server):
     labels = [place for place in places if any(part in place[0] for part in (b'~#0', b'vocab', b'chunks'))]
     go()
     want,n_right,n_refused = contents(server.url),0,0
-    for key,k,bit in rng.sample(places, 50)+rng.sample(labels, 40):
+    for key,k,bit in rng.sample(places, 25)+rng.sample(labels, 20):
         client.flushall()
         for name,stored in keys.items(): client.restore(name, 0, stored)
         _,was,change = parts_of(client, key)[k]
@@ -313,7 +313,7 @@ def test_no_flipped_bit_of_an_unfinished_ingest_goes_unnoticed(client, server):
             if is_damaged(server.url): continue
             assert contents(server.url)==want, f'{key} {k} {bit}'
             n_right += 1
-    assert n_right>3 and n_refused>3 and n_right+n_refused<87
+    assert n_right and n_refused and n_right+n_refused<44
 
 def test_a_flipped_bit_of_a_label_that_is_not_numbered_yet_is_named_with_what_to_do(client, server):
     go = interrupted(server)
@@ -381,7 +381,7 @@ def test_a_flipped_bit_of_a_name_in_the_register_removes_nothing(client, server)
     store = RedisStore(server.url, 'd').edit(set={'txt':{0:'new'}})
     want = store[:]
     for entry,stored in client.hgetall('d:register').items():
-        for bit in range(0, 8*len(entry), 5):
+        for bit in range(0, 8*len(entry), 19):
             client.hdel('d:register', entry)
             client.hset('d:register', flipped(entry, bit), stored)
             with pytest.warns(UserWarning, match='d:register has a damaged entry'): store.clean()
@@ -405,16 +405,15 @@ def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, se
             with pytest.raises(StoreBusy, match="process unknown on unknown is writing 'd' now"): second()
     finally: writer.close()
 
-GAPS,NO_CHECKSUM = (b'"gaps":[', b'"gaps":[4'),(b'"crc"', b'"crb"')
-
-@pytest.mark.parametrize('changes', [[GAPS], [GAPS,NO_CHECKSUM], [(b'{"', b'"')]])
-def test_chunks_whose_records_are_damaged_are_written_again(client, server, changes):
-    go,key = interrupted(server),record_key(client, 1)
-    record = client.get(key)
-    for old,new in changes: record = record.replace(old, new)
-    client.set(key, record)
-    go()
-    assert len(contents(server.url))==9 and not is_damaged(server.url)
+@pytest.mark.parametrize('old,new', [(b'"gaps":[',b'"gaps":[4'), (b'{"',b'"')])
+def test_chunks_whose_records_are_damaged_are_written_again(client, server, old, new):
+    "Also without a checksum"
+    for more in (b'"crc"',b'"crb"'),(b'',b''):
+        go,key = interrupted(server),record_key(client, 1)
+        client.set(key, client.get(key).replace(old, new).replace(*more))
+        go()
+        assert len(contents(server.url))==9 and not is_damaged(server.url)
+        client.flushall()
 
 @pytest.mark.parametrize('fails_from', [100,95])
 def test_a_chunk_whose_record_is_damaged_in_a_commit_is_written_again(client, server, monkeypatch, fails_from):

@@ -12,12 +12,13 @@ from PIL import Image
 
 import fastai_remote.block   # gives `DataLoaders` its `from_store`
 from conftest import class_of, examples
-from fastai_remote import CorruptSample, MemoryStore, RedisStore, RemoteDataset, ShardStore, image_samples, shrink
+from fastai_remote import CorruptSample, MemoryStore, RemoteDataset, image_samples, shrink
 from fastai_remote.codec.images import ImageCodec
 from fastai_remote.codec.fields import get_codec, infer_codec, is_image
 from fastai_remote.codec.raster import rasterise
 from fastai_remote.source.base import as_sample
 from inputs import encoded
+from shard_helpers import ONE, put
 from test_values import mpo
 
 raw,bits,png,webp,jpg,npyimg = map(get_codec, ('pixels.raw','mask.bits','png','webp','jpg','npyimg'))
@@ -168,21 +169,11 @@ def test_pillows_limit_of_pixels_holds_both_ways(monkeypatch):
 
 # --- datasets of pixels
 
-def again(store, how, *args, to, name, **kw):
-    "`store.how(…)` beside it: in Redis, or in a folder of `to`"
-    in_redis = isinstance(store, RedisStore)
-    place = dict(name=name, url=store.link) if in_redis else dict(url=to/name)
-    result = getattr(store, how)(*args, **place, num_workers=1, progress=False, **kw)
-    assert len(result)==len(store)
-    return result
-
-def halved(o): return {**o, 'raw':o['raw'].reduce(2)}
-
-def test_a_dataset_of_raw_pixels_is_one_of_pictures(put, images, tmp_path):
+def test_a_dataset_of_raw_pixels_is_one_of_pictures(images, tmp_path):
     "`shrink(…, codec='raw')` stores what PNGs have; statistics, batches and each operation are those of pictures"
     source = image_samples(sorted(images.glob('*/*.jpg'))[:24], label=class_of)
-    pngs,_ = put(source, 'as-png', fn=shrink(32, codec='png'))
-    store,report = put(source, 'as-raw', fn=shrink(32, codec='raw'))
+    pngs,_ = put(tmp_path/'as-png', source, shrink(32, codec='png'))
+    store,report = put(tmp_path/'as-raw', source, shrink(32, codec='raw'))
     assert (store.fields,report.failed,len(store))==(['raw','cls'],0,24)
     for a,b in zip(store[:], pngs[:], strict=True): assert same(a['raw'], b['png']) and a['cls']==b['cls']
     assert store[0]['raw'].mode=='RGB' and min(store[0]['raw'].size)==32
@@ -194,18 +185,18 @@ def test_a_dataset_of_raw_pixels_is_one_of_pictures(put, images, tmp_path):
     assert torch.equal(*(o.show_batch(show=False)[0] for o in (ours,theirs)))
     assert RemoteDataset(store).decode('pil')[7]['raw'].tobytes()==np.asarray(pngs[7]['png']).tobytes()
 
-    assert min(again(store, 'resize', 16, to=tmp_path, name='small')[3]['raw'].size)==16
-    assert min(again(store, 'resize', 16, to=tmp_path, name='smaller', codec='jpg')[3]['jpg'].size)==16
-    half = again(store, 'map', halved, to=tmp_path, name='half')
+    assert min(store.resize(16, tmp_path/'small', **ONE)[3]['raw'].size)==16
+    assert min(store.resize(16, tmp_path/'smaller', codec='jpg', **ONE)[3]['jpg'].size)==16
+    half = store.map(lambda o: {**o, 'raw':o['raw'].reduce(2)}, tmp_path/'half', **ONE)
     assert half[3]['raw'].size==store[3]['raw'].reduce(2).size and half.verify(num_workers=1).bad==0
-    assert again(store, 'copy', to=tmp_path, name='copied').get_many(range(24), 'raw')==store.get_many(range(24), 'raw')
+    assert store.copy(tmp_path/'copied', **ONE).get_many(range(24), 'raw')==store.get_many(range(24), 'raw')
 
-def test_a_dataset_of_bits_has_masks_and_drawings_of_two_levels(put, tmp_path):
+def test_a_dataset_of_bits_has_masks_and_drawings_of_two_levels(tmp_path):
     "A grey one among them is a line in the report"
     def fn(k):
         im = rasterise([np.array([[0,255],[0,k*4]], np.uint8)], 32, antialias=k==13)
         return {'bits':im, 'mask.bits':(im>127).astype(np.uint8), 'cls':k%2}
-    store,report = put(list(range(20)), fn=fn, shuffle=False)
+    store,report = put(tmp_path/'d', list(range(20)), fn, shuffle=False)
     assert (len(store),report.failed)==(19,1) and 'levels of grey, not two' in report.failures[0][1]
     assert list(store.manifest.stats)==['bits'] and set(np.unique(store[3]['mask.bits']))=={0,1}
     assert store.verify(num_workers=1).bad==0
@@ -215,7 +206,7 @@ def test_a_dataset_of_bits_has_masks_and_drawings_of_two_levels(put, tmp_path):
     assert x.shape==(7,1,32,32) and y.shape==(7,32,32) and set(y.unique().tolist())=={0,1}
     assert same(y, x[:,0]>.5)
     dls.valid.show_batch()
-    small = again(store, 'resize', 16, to=tmp_path, name='grey')   # smaller ones have greys
+    small = store.resize(16, tmp_path/'grey', **ONE)   # smaller ones have greys
     assert small.fields==['png','mask.bits','cls'] and small[3]['png'].size==(16,16)
     assert small.get_many([3], 'mask.bits')==store.get_many([3], 'mask.bits')
 

@@ -161,7 +161,7 @@ def test_a_stopped_process_does_no_harm_when_it_goes_on(tmp_path, other, host, h
     assert ends_with(pid)==BUSY and {f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}==there
     assert is_right(folder)
 
-@pytest.mark.parametrize('k', range(1, 8))
+@pytest.mark.parametrize('k', [1,3,5,7])
 def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_path, other, k):
     "On a disk, nobody takes over between the check of the lock and the file that depends on it"
     pid = other(stop_at=k)
@@ -171,7 +171,7 @@ def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_pa
     os.kill(pid, signal.SIGCONT)
     assert ends_with(pid)==0 and writers(tmp_path/'d')==['they']*12
 
-@pytest.mark.parametrize('k', range(1, 7))
+@pytest.mark.parametrize('k', [2,4,6])
 def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, k):
     "As on object storage: it has a name of its own. (`they` and `us` write different samples, as a random `fn` would)"
     folder = tmp_path/'d'

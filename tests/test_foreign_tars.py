@@ -417,7 +417,7 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     with pytest.raises(StoreExists, match='a.tar is indexed, and not among'): index(d)
     assert len(index(d, overwrite=True)[0])==len(store)-10+2
 
-@pytest.mark.parametrize('extension,num_workers', [('tar',1),('tar.gz',1),('tar',2)])
+@pytest.mark.parametrize('extension,num_workers', [('tar',1),('tar.gz',2)])
 def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, extension, num_workers):
     "though the tar is as long as it was; a copy, whose time is another, is none"
     d,name = tmp_path/'w',f'a.{extension}'
@@ -448,27 +448,19 @@ def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_p
     ShardStore.abandon(d)
     assert texts(index(d)[0])[changed]=='n'*size
 
-def test_a_tar_that_has_changed_since_is_told_from_the_one_that_was_indexed(tmp_path):
-    "By its checksums, or because it is shorter; with the time that it had, labels are those of the index"
+def test_a_tar_that_has_changed_and_kept_its_time_is_found_by_its_checksums(tmp_path):
+    "Labels are those of the index; `regressions/test_stale_tars.py` has tars with another time, or size"
     def members(word, label):
         return [o for i in range(9) for o in ((f'{i}.txt', b'%s %d' % (word,i)), (f'{i}.cls', label))]
     path = tar(tmp_path/'w/a.tar', members(b'number', b'1'))
     index(tmp_path/'w')
     time = path.stat().st_mtime_ns
-    tar(path, members(b'number', b'2'))
-    with pytest.raises(CorruptSample, match='a.tar has changed'): ShardStore(tmp_path/'w').get_many([0], 'txt')
-    os.utime(path, ns=(time,time))
+    os.utime(tar(path, members(b'number', b'2')), ns=(time,time))
     report = ShardStore(tmp_path/'w').verify(num_workers=1)
     message = 'labels and numbers of the index, which may be others than in the shard'
     assert report.bad==1 and message in report.rest[0][1]
     os.utime(tar(path, members(b'member', b'1')), ns=(time,time))
     with pytest.raises(CorruptSample, match='sample 0'): ShardStore(tmp_path/'w').get_many(range(9), 'txt', check=True)
-    path.write_bytes(path.read_bytes()[:1024])
-    with pytest.raises(CorruptSample, match='a.tar has changed since it was indexed: it has 1,024 bytes'):
-        ShardStore(tmp_path/'w').get_many([8], 'txt')
-    path.unlink()
-    with pytest.raises(MissingSample, match='shard a.tar is not there, with samples 0 to 8'):
-        ShardStore(tmp_path/'w').get_many([8], 'txt')
 
 def test_an_index_that_is_gone_or_damaged_is_named_when_tars_are_added(tmp_path):
     path = tmp_path/'.fastai_remote/1.tar.fastai_remote'
@@ -524,14 +516,14 @@ def test_an_interrupted_new_or_longer_index_leaves_the_dataset_as_it_was(tmp_pat
     before,want = see(old),shutil.copytree(old, tmp_path/'want')
     index(want, overwrite=overwrite)
     after = see(want)
-    for k in range(100):
+    for k in range(overwrite, 100, 2):
         d = shutil.copytree(old, tmp_path/f'{k}')
         store = ShardStore(d)
         died = dies_at(k, lambda: index(d, overwrite=overwrite), d)
         now = see(d)
         assert now in (before,after), k
         if now==before: assert texts(store)==[o['txt'] for o in before[0]]
-        if now==before and k%2 and ShardStore.unfinished(d):
+        if now==before and k%4>1 and ShardStore.unfinished(d):
             ShardStore.abandon(d)
             left = set(files(d))-set(files(old))
             assert see(d)==before and all('/.ingest/' in name for name in left), k

@@ -71,14 +71,6 @@ def tiff_of_tags(n=20_000, size=900_000):
     tags = b''.join(struct.pack('<HHII', 300+k, 1, size, 8) for k in range(n))
     return b'II*\0'+struct.pack('<IH', 8, n)+tags+bytes(size)
 
-def tiff_in_a_circle():
-    "A TIFF whose list of pictures is a circle"
-    b = bytearray(file_of('TIFF', mode='L'))
-    first, = struct.unpack_from('<I', b, 4)
-    n, = struct.unpack_from('<H', b, first)
-    struct.pack_into('<I', b, first+2+12*n, first)
-    return bytes(b)
-
 def bmp(w, h): return b'BM'+struct.pack('<IHHI', 54, 0, 0, 54)+struct.pack('<IiiHHIIiiII', 40, w, h, 1, 24, *[0]*6)
 
 def png(w, h, *chunks):
@@ -107,8 +99,8 @@ BOMBS = {
     'negative.bmp': lambda: bmp(30_000, -30_000),
     'large.png': lambda: png(60_000, 60_000),
     'large.ico': lambda: ico(png(60_000, 60_000)),
-    'zTXt.png': lambda: png(8, 8, (b'zTXt', b'a\0\0'+zeros(300<<20))),
-    'iCCP.png': lambda: png(8, 8, (b'iCCP', b'a\0\0'+zeros(300<<20))),
+    'zTXt.png': lambda: png(8, 8, (b'zTXt', b'a\0\0'+zeros(200<<20))),
+    'iCCP.png': lambda: png(8, 8, (b'iCCP', b'a\0\0'+zeros(200<<20))),
     'zTXts.png': lambda: png(8, 8, *[(b'zTXt', b'a\0\0'+zeros(1<<20))]*80),
     'program.eps': lambda: b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\n{} loop\n%%EOF\n',
     'within.blp': lambda: b'BLP1'+bytes(100)}
@@ -131,7 +123,12 @@ def test_bombs_are_refused_at_once(names):
         if name in names: assert says in errors[f'check {name}'][1]
 
 def test_a_picture_in_a_circle_is_read_once():
-    assert not errors_of({way:functools.partial(f, tiff_in_a_circle()) for way,f in WAYS.items()}, 50)
+    "A TIFF whose list of pictures is a circle"
+    b = bytearray(file_of('TIFF', mode='L'))
+    first, = struct.unpack_from('<I', b, 4)
+    n, = struct.unpack_from('<H', b, first)
+    struct.pack_into('<I', b, first+2+12*n, first)
+    assert not errors_of({way:functools.partial(f, bytes(b)) for way,f in WAYS.items()}, 50)
 
 def test_a_bomb_is_a_failed_sample_that_is_named():
     scans,good = jpeg_of_scans(200, (40,40)),file_of('JPEG')
@@ -208,7 +205,7 @@ VALUES = {
     'long_number.json': lambda: b'9'*100_000,
     'deep.labels': lambda: b'['*100_000+b']'*100_000,
     'x.raw': lambda: b'raw\1\3\0\xff\xff\xff\xff',
-    'x.bits': lambda: b'bit\1\0\xff\x20\0\x20\0'+zeros(300<<20),
+    'x.bits': lambda: b'bit\1\0\xff\x20\0\x20\0'+zeros(200<<20),
     'x.strokes': lambda: b'\xff\xff\xff\xff\x7f'}
 
 def test_other_values_are_refused_at_once():
@@ -253,22 +250,6 @@ def kinds_of(errors, calls):
     "The kinds of error of calls that all fail with a message"
     assert errors.keys()==calls.keys() and all(message for _,message in errors.values())
     return {kind for kind,_ in errors.values()}
-
-def test_files_of_a_dataset_are_regular_files(tmp_path):
-    put(tmp_path/'d', [{'txt':f'number {i}'} for i in range(9)], chunk=3, maxcount=3, shuffle=False)
-    def read(folder):
-        store = ShardStore(folder)
-        assert store[0]['txt']=='number 0'
-        store[4]
-    calls = {}
-    for name in 'manifest.json','.fastai_remote/shard-000001.tar.fastai_remote','shard-000001.tar':
-        for what,make in STRANGE.items():
-            folder = shutil.copytree(tmp_path/'d', tmp_path/f"{name.replace('/', ' ')} is {what}")
-            (folder/name).unlink()
-            make(folder/name)
-            calls[folder.name] = functools.partial(read, folder)
-    assert kinds_of(errors_of(calls, 100), calls)<={
-        'StoreNotFound','StoreUnavailable','CorruptSample','MissingSample','UnsupportedFormat'}
 
 def test_tars_tables_and_drawings_are_regular_files(tmp_path):
     sources,calls = {'b.csv.gz':csv_samples, 'b.ndjson':drawing_samples, 'b.tar.gz':tar_samples},{}
@@ -321,9 +302,9 @@ def test_a_cache_holds_regular_files(tmp_path):
     "Nothing else is opened, followed or waited for. A pipe is removed"
     (tmp_path/'secret').write_bytes(b'x'*10)
     def use(folder):
-        cache = FileCache(folder, 1000)
+        cache = FileCache(folder, 50)
         assert cache.open('uid-a') is None and cache.open('uid-link', 10) is None
-        for k in range(110): os.close(cache.fetch(f'uid-{k}', 10, lambda f: f.write(b'y'*10)))   # more than it holds
+        for k in range(7): os.close(cache.fetch(f'uid-{k}', 10, lambda f: f.write(b'y'*10)))   # more than it holds
         descriptor = cache.fetch('uid-link', 10, lambda f: f.write(b'z'*10))
         assert descriptor is None or os.pread(descriptor, 10, 0)==b'z'*10
         cache.clear()

@@ -127,7 +127,7 @@ def test_a_stream_whose_fn_changes_what_it_is_given_is_resumed(place):
     with pytest.raises(StoreExists, match='source has changed'): write(1)
     assert write().resumed==48
 
-@pytest.mark.parametrize('n,more', [(96,1), (96,16), (96,-16), (100,1), (100,-20)])
+@pytest.mark.parametrize('n,more', [(96,1), (96,-16), (100,-20)])
 def test_a_stream_of_another_length_after_an_ingest_that_knew_its_end(two, n, more, monkeypatch):
     "It stopped in its commit. A stream that is longer or shorter is refused, or becomes all of it: never some of both"
     a,b = two
@@ -198,10 +198,9 @@ def test_a_sample_that_fails_in_the_second_run_leaves_no_key_of_the_first(fresh)
     assert keys(fresh)==sorted(['d:bin.crc#0', 'd:~failures#0', 'd:~gaps#0', 'd:meta', 'fastai_remote:names',
                                 *(f'd:bin:{i}' for i in range(14))])
 
-@pytest.mark.parametrize('is_stream,says', [
-    (False, r'150 samples take about 3\.\d MB \(20,\d+ bytes each\), .* left of'),
-    (True, 'no room: .* of maxmemory .*noeviction')])
-@pytest.mark.parametrize('num_workers', [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('num_workers,is_stream,says', [
+    (1, False, r'150 samples take about 3\.\d MB \(20,\d+ bytes each\), .* left of'),
+    pytest.param(2, True, 'no room: .* of maxmemory .*noeviction', marks=pytest.mark.slow)])
 def test_an_ingest_without_room_says_so_and_goes_on_with_more_room(two, num_workers, is_stream, says):
     "Also with another number of workers. Of a stream it is known when it happens"
     a,b = two
@@ -242,8 +241,7 @@ def numbered(first, word='s'):
         return {'txt':f'{word}{i}'*5, 'cls':f'{word}{i%3}', 'labels':[f'{word}{i%2}'], 'id':'bad' if i in bad else i}
     return {'train':[item(i) for i in range(first, first+30)], 'valid':[item(i) for i in range(first+30, first+40)]}
 
-@pytest.mark.parametrize('is_stream', [False,True])
-@pytest.mark.parametrize('kept', ['everything','a snapshot','nothing'])
+@pytest.mark.parametrize('kept,is_stream', [('everything',True), ('a snapshot',False), ('nothing',True)])
 def test_an_ingest_is_whole_whatever_its_server_keeps_in_a_crash(kept, is_stream):
     "It goes on, or says that the server restarted, and the same call finishes"
     seen,crashed = [],[]
@@ -281,7 +279,7 @@ def test_an_ingest_whose_line_breaks_anywhere_asks_again(two):
         url,proxy.cut = f'redis://127.0.0.1:{proxy.port}',1<<40
         assert act(a, url)==expected
         total = (1<<40)-proxy.cut
-        for cut in range(0, total, total//30):
+        for cut in range(0, total, total//12):
             proxy.cut = cut
             assert act(a, url)==expected, cut
             # the answers hold a time, whose digits vary: the last cut may come after the last byte
@@ -310,7 +308,7 @@ def test_an_ingest_is_whole_wherever_its_server_is_set_back(two, monkeypatch):
             client(server).delete('d:ingest:lock')   # it may have come back, too, and would end in 30 s
     expected = act(b)
     while at[0]>=k:
-        k += 1
+        k += 3
         client(a).flushall()
         at[0] = 0
         assert act(a)==expected, k

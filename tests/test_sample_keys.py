@@ -224,7 +224,7 @@ def test_labels_for_other_tools_are_checked(tmp_path):
         (what,why), = ShardStore(tmp_path/'d').check_rest()
         assert what=='labels.json' and 'only other tools read it' in why
 
-@pytest.mark.parametrize('content', [b'', b'[]', b'{"__kind__": "fastai_remote lab'])
+@pytest.mark.parametrize('content', [b'[]', b'{"__kind__": "fastai_remote lab'])
 def test_our_labels_are_ours_also_if_they_are_damaged(content, tmp_path):
     def damaged(name):
         to_shards(labelled('ab'), tmp_path/name, **OPTIONS)

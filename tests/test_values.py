@@ -19,7 +19,6 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.source.columns import full_array
-from fastai_remote.write import totals
 from in_memory import values, written
 from inputs import encoded, write_tar
 
@@ -287,15 +286,6 @@ def test_integer_labels_are_categories_where_shards_have_other_labels_each(tmp_p
         assert store.class_counts()=={label:labels.count(label) for label in want}
         assert values(store, 'cls')==labels and not list(store.check_rest())
         assert store.get_many(range(len(labels)), 'cls')['cls'].tolist()==[want.index(label) for label in labels]
-
-def test_too_many_integers_in_shards_are_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(totals, 'MAX_CLASSES', 5)
-    labels = [10*i-20 for i in range(6)]
-    for n,vocab,codes in (5,labels[:5],[*range(5)]), (6,[],labels):
-        to_shards([{'cls':label} for label in labels[:n]], tmp_path/f'{n}', chunk=2, shuffle=False, **QUIET)
-        store = ShardStore(tmp_path/f'{n}')
-        assert values(store, 'cls')==labels[:n] and store.vocab==vocab
-        assert store.get_many(range(n), 'cls')['cls'].tolist()==codes
 
 # --- labels and paths
 

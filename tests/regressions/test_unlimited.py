@@ -256,6 +256,7 @@ def test_parts_of_a_stream_have_a_limit(tmp_path):
 # --- what is no file
 
 STRANGE = {'pipe':os.mkfifo, 'endless':lambda path: path.symlink_to('/dev/zero'),
+           'circle':lambda path: path.symlink_to(path.name), 'folder':lambda path: path.mkdir(),
            'socket':lambda path: os.mknod(path, stat.S_IFSOCK|0o600)}
 USES = '''
 import shutil
