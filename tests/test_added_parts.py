@@ -70,28 +70,29 @@ def test_damage_is_found_and_named(tmp_path):
     "What is not in the added part is still read"
     store = widened(written(tmp_path/'d'))
     def opened(): return ShardStore(tmp_path/'d')
-    for file in added(tmp_path/'d', 2):
-        content = file.read_bytes()
-        file.write_bytes(flipped(content))
-        assert opened().verify(num_workers=1).bad, file.name
-        file.unlink()
-        with pytest.raises((MissingSample,CorruptSample), match='^d: .*part-2-'):
-            for i in range(N): opened().get_many([i], 'emb.npy', check=True)
-        assert opened().get_many([3], 'png', check=True)['png']==[png(3)]
-        file.write_bytes(content)
-    assert not opened().verify(num_workers=1).bad
     shard = added(tmp_path/'d', 2)[0]
     content = shard.read_bytes()
     shard.write_bytes(flipped(content, content.index(png(3, 4))+40))
     message = r"^d: sample 3, field 'small.png' in .fastai_remote/.part-2-\w{8}-000000.tar at byte"
     with pytest.raises(CorruptSample, match=message): opened().get_many([3], 'small.png', check=True)
+    assert opened().get_many([3], 'png', check=True)['png']==[png(3)] and opened().verify(num_workers=1).bad
     for file in added(tmp_path/'d'): file.unlink()
-    with pytest.raises(MissingSample, match=r'part-2-\w{8}-000000.tar.fastai_remote, the index of shard .* is not there'):
-        opened()[3]
+    message = r'part-2-\w{8}-000000.tar.fastai_remote, the index of shard .* is not there'
+    with pytest.raises(MissingSample, match=message): opened()[3]
     assert store.get_many([3], 'png')['png']==[png(3)]
     # fields of a lost part can be dropped
     edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy', 'more.u1', 'kind.cls')
     assert not edited.verify(num_workers=1).bad
+
+def opened_with(folder):
+    "A function that changes entries of the manifest of a dataset, with the right checksum, and opens it"
+    file = folder/'manifest.json'
+    manifest = json.loads(file.read_text())
+    del manifest['crc']
+    def change(**entries):
+        file.write_bytes(seal({**manifest, **entries}))
+        return ShardStore(folder)
+    return manifest,change
 
 def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
     "By a store that is opened, and by `verify` of one that has read them"
@@ -100,7 +101,7 @@ def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
     for name in '.gaps-2','.runs-2':
         path = tmp_path/'d/.fastai_remote'/name
         stored = path.read_bytes()
-        for wrong in (*(flipped(stored, at) for at in range(0, len(stored), 7)), stored[:-1], stored+b'x', b'', None):
+        for wrong in flipped(stored),stored[:-1],stored+b'x',b'',None:
             if wrong is None: path.unlink()
             else: path.write_bytes(wrong)
             with pytest.raises(CorruptSample, match=f'd: .*{name}, which says where the samples are'):
@@ -110,58 +111,42 @@ def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
     assert ShardStore(tmp_path/'d')[:]==want and not store.verify(num_workers=0).bad
 
 def test_a_manifest_with_damaged_entries_of_tables_is_refused(tmp_path):
-    "Also if it has no added parts, and if its checksum was made anew"
+    "Also if it has no added parts. `regressions/test_unlimited.py` has other types in each place"
     written(tmp_path/'d').edit(drop=[0,3])
-    file = tmp_path/'d'/'manifest.json'
-    manifest = json.loads(file.read_text())
-    del manifest['crc']
-    gaps = manifest['gaps']
-    runs = dict(key='.runs-2', crc=0, lengths=[1], columns={})
-    for name,entries in (('gaps', [{**gaps, 'key':key} for key in ('../x','', None, 3)]+[{'key':gaps['key']}]),
-                         ('runs', [{'key':'.runs-2'}, {'lengths':[1]}, runs, {**runs, 'lengths':None}])):
+    manifest,opened = opened_with(tmp_path/'d')
+    gaps,runs = manifest['gaps'],dict(key='.runs-2', crc=0, lengths=[1], columns={})
+    for name,entries in (('gaps', [{**gaps, 'key':'../x'}, {**gaps, 'key':''}, {'key':gaps['key']}]),
+                         ('runs', [{'key':'.runs-2'}, {'lengths':[1]}, runs])):
         for entry in entries:
-            file.write_bytes(seal({**manifest, name:entry}))
-            with pytest.raises(UnsupportedFormat, match=f'damaged: .*{name}'): ShardStore(tmp_path/'d')
-    del gaps['key']
-    file.write_bytes(seal(manifest))
-    with pytest.raises(UnsupportedFormat, match='damaged: gaps None'): ShardStore(tmp_path/'d')
+            with pytest.raises(UnsupportedFormat, match=f'damaged: .*{name}'): opened(**{name:entry})
 
 def test_a_table_of_gaps_has_as_many_samples_as_the_manifest(tmp_path):
     "A table of another version, with a checksum that was made anew"
     written(tmp_path/'d').edit(drop=[0,3])
-    path,file = tmp_path/'d/.fastai_remote/.gaps-2',tmp_path/'d'/'manifest.json'
+    path,(manifest,opened) = tmp_path/'d/.fastai_remote/.gaps-2',opened_with(tmp_path/'d')
     other = GapTable([0,5], [2,1], N).to_bytes()
     assert len(other)==len(path.read_bytes())
     path.write_bytes(other)
-    manifest = json.loads(file.read_text())
-    del manifest['crc']
-    file.write_bytes(seal({**manifest, 'gaps':{**manifest['gaps'], 'crc':zlib.crc32(other)}}))
     with pytest.raises(CorruptSample, match='gaps-2, which says .*: 21 samples, where the manifest has 22'):
-        ShardStore(tmp_path/'d')[:]
+        opened(gaps={**manifest['gaps'], 'crc':zlib.crc32(other)})[:]
 
 def test_an_added_part_is_in_our_own_folder(tmp_path):
-    "A manifest that was downloaded may name any files, and what is none; also more shards than a dataset can have"
+    "A manifest that was downloaded may name any files; also more shards than a dataset can have"
     widened(written(tmp_path/'d'))
-    file = tmp_path/'d'/'manifest.json'
-    manifest = json.loads(file.read_text())
-    del manifest['crc']
+    manifest,opened = opened_with(tmp_path/'d')
     entry = manifest['added'][0]
-    def opened(entry):
-        file.write_bytes(seal({**manifest, 'added':[entry]}))
-        return ShardStore(tmp_path/'d')
-    for wrong in None, 3, {**entry, 'fields':'txt'}, {**entry, 'fields':[1]}, {'fields':['txt']}:
-        with pytest.raises(UnsupportedFormat, match='damaged: part 1'): opened(wrong)
+    with pytest.raises(UnsupportedFormat, match='damaged: part 1'): opened(added=[{**entry, 'fields':'txt'}])
     table = ShardTable.unpack(entry['shards'])
     others = [table.name(k) for k in range(1, len(table))]
     for name in '../other.tar','/etc/passwd','a/../../b.tar':
         table.text = '\n'.join([name, *others]).encode()
-        store = opened({**entry, 'shards':table.pack()})
+        store = opened(added=[{**entry, 'shards':table.pack()}])
         assert store.get_many([3], 'png')['png']==[png(3)]
         with pytest.raises(CorruptSample, match='table of shards of part 1: the name of shard 0, .* leaves the folder'):
             store[3]
         assert 'part 1' in dict(store.check_rest())
     with pytest.raises(CorruptSample, match='damaged table of shards of part 1'):
-        opened({**entry, 'shards':{**entry['shards'], 'n':'x'}})[3]
+        opened(added=[{**entry, 'shards':{**entry['shards'], 'n':'x'}}])[3]
 
 def test_an_edit_leaves_the_copies_in_the_cache_in_use(tmp_path, faults):
     cache = FileCache(tmp_path/'cache')

@@ -1,5 +1,5 @@
 "Files of somebody else that are made to cost much more time or memory than they should, or that are no files at all"
-import functools, io, json, os, re, resource, shutil, signal, stat, struct, warnings, zipfile, zlib
+import functools, io, json, os, re, resource, signal, stat, struct, warnings, zipfile, zlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
 
-from fastai_remote import ShardStore, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples
+from fastai_remote import csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples
 from fastai_remote.codec import arrays, images
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample, UnsupportedFormat
@@ -16,7 +16,6 @@ from fastai_remote.load.lazy_image import open_image
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.cache import FileCache
 from inputs import encoded, in_memory, write_tar
-from shard_helpers import put
 from snapshots import FolderPlace
 
 def megabytes_of(key):

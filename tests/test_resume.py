@@ -1,5 +1,5 @@
 "An ingest that stops, or loses its server, its line or its lock, is continued by the same call, and by no other"
-import io, json, os, pickle, random, re, signal, subprocess, sys
+import io, os, pickle, random, re, signal, subprocess, sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +12,6 @@ from conftest import private_server
 from faultproxy import FaultProxy
 from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull,
                            StoreNotFound, StoreUnavailable, to_redis)
-from fastai_remote.ingest.chunk import write_chunk
 from fastai_remote.ingest.run import ingest
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.testing import ManualClock
@@ -315,24 +314,6 @@ def test_an_ingest_is_whole_wherever_its_server_is_set_back(two, monkeypatch):
     assert k>20
 
 # --- locks, and those who come too late
-
-def test_a_worker_that_wakes_up_when_another_has_finished_the_dataset_changes_nothing(fresh):
-    calls = []
-    def fn(o):
-        calls.append(o)
-        if len(calls)==9: raise KeyboardInterrupt
-        return o
-    def write(): return to_redis([{'txt':str(i)} for i in range(32)], fresh.url, 'd', fn, **ONE)
-    with pytest.raises(KeyboardInterrupt): write()
-    leader = RedisWriter(RedisLink(fresh.url), 'd')
-    leader.begin(json.loads(client(fresh).get('d:ingest')))
-    asleep = leader.opener()
-    leader.close()
-    write()
-    before = whole(fresh)
-    with pytest.raises(StoreBusy, match='lock was lost'):
-        write_chunk(asleep, 0, [(str(i), {'txt':f'late {i}'}) for i in range(16)], lambda o: o, None)
-    assert whole(fresh)==before
 
 def test_an_ingest_whose_lock_another_took_over_does_not_commit(fresh):
     def fn(o):

@@ -5,7 +5,6 @@ The storage is in the memory of this process. test_s3.py has what only a real S3
 import io, pickle, re, tarfile, traceback
 from collections import Counter
 
-from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')

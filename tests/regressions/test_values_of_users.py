@@ -98,7 +98,7 @@ def test_labels_that_fn_returns_may_be_in_any_collection():
 
 # --- labels that are floats
 
-HALF,WHOLE = [1.,2.5,7.,1.],[1.,2.,7.,1.]
+HALF,WHOLE = [1.,2.5,7.,1.],[1.,7.,2.,1.]
 def of_csv(labels, path): return csv_samples(write_csv(path/'a.csv', [['y','txt'], *([o,'a'] for o in labels)]),
                                              fields={'y':'cls', 'txt':'txt'})
 def of_items(labels, path): return [{'cls':label, 'txt':'a'} for label in labels]
@@ -114,7 +114,7 @@ def test_whole_floats_are_whole_numbers_and_others_name_a_field_of_numbers(tmp_p
     assert report.failed==0 and store.vocab==[1,2,7] and {type(label) for label in store.vocab}=={int}
     store,report = in_memory(route(HALF, tmp_path))
     (_,why), = report.failures
-    assert '2.5' in why and 'target.f4' in why and store.vocab==[1,7]
+    assert 'is no whole number' in why and '2.5' in why and 'target.f4' in why and store.vocab==[1,7]
 
 def test_floats_of_huggingface(tmp_path):
     from fastai_remote import hf_samples
