@@ -68,6 +68,13 @@ def test_random_access(sizes, seed, interleave, bs, workers, data):
 
 # --- shares of ranks
 
+def test_shares_of_ranks_and_workers():
+    order = Order(10)
+    assert [list(rank_share(order, rank, 4)) for rank in range(4)]==[[0,4,8],[1,5,9],[2,6,0],[3,7,1]]
+    assert [list(rank_share(order, rank, 4, consecutive=True)) for rank in range(4)]==[[0,1,2],[3,4,5],[6,7,8],[9,0,1]]
+    batches = [[batch.tolist() for batch in worker_batches(order, 3, worker, 2)] for worker in range(2)]
+    assert batches==[[[0,1,2],[6,7,8]], [[3,4,5],[9]]]
+
 PERM = ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2)
 ORDER = Order(40, PERM)
 
