@@ -1,5 +1,5 @@
 "Files of somebody else that are made to cost much more time or memory than they should, or that are no files at all"
-import functools, io, json, os, re, resource, signal, stat, struct, warnings, zipfile, zlib
+import functools, io, os, struct, warnings, zipfile, zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,35 +16,8 @@ from fastai_remote.load.lazy_image import open_image
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.cache import FileCache
 from inputs import encoded, in_memory, write_tar
+from limits import errors_of, STRANGE, zeros
 from snapshots import FolderPlace
-
-def megabytes_of(key):
-    "An entry of the status of this process"
-    return int(re.search(rf'{key}:\s+(\d+)', Path('/proc/self/status').read_text())[1])/1000
-
-def errors_of(calls, megabytes, seconds=10):
-    """Runs the functions `{name: f}` in another process; returns `{name: (kind of error, message)}` of those that fail
-
-    The process is ended after `seconds` of CPU time in one of them. None may take more memory than `megabytes`."""
-    read,write = os.pipe()
-    if (pid:=os.fork())==0:
-        try:
-            signal.alarm(500)   # whatever waits for ever
-            warnings.simplefilter('ignore')
-            for name,f in calls.items():
-                resource.setrlimit(resource.RLIMIT_CPU, (int(sum(os.times()[:2]))+seconds,-1))
-                with open('/proc/self/clear_refs', 'w') as o: o.write('5')   # forget the peak of the memory
-                before,error = megabytes_of('VmRSS'),None
-                try: f()
-                except BaseException as e: error = type(e).__name__,str(e)
-                os.write(write, json.dumps([name, error, megabytes_of('VmHWM')-before]).encode()+b'\n')
-        finally: os._exit(0)
-    os.close(write)
-    with open(read) as file: done = {name:(error,used) for name,error,used in map(json.loads, file)}
-    os.waitpid(pid, 0)
-    assert list(done)==list(calls), f'{list(calls)[len(done)]}: the process was ended'
-    assert not {name:used for name,(_,used) in done.items() if used>megabytes}
-    return {name:tuple(error) for name,(error,_) in done.items() if error}
 
 # --- pictures
 
@@ -78,13 +51,6 @@ def png(w, h, *chunks):
     header,rows = struct.pack('>IIBBBBB', w, h, 8, 0, 0, 0, 0),zlib.compress(bytes((w+1)*h)) if w<99 else b''
     chunks = (b'IHDR',header), *chunks, (b'IDAT',rows), (b'IEND',b'')
     return b'\x89PNG\r\n\x1a\n'+b''.join(chunk(*o) for o in chunks)
-
-@functools.cache
-def zeros(n):
-    "Zeros, compressed"
-    packer = zlib.compressobj(1)
-    parts = [packer.compress(bytes(size)) for size in [1<<20]*(n>>20)+[n%(1<<20)]]
-    return b''.join(parts)+packer.flush()
 
 def ico(b): return struct.pack('<HHHBBBBHHII', 0, 1, 1, 16, 16, 0, 0, 1, 32, len(b), 22)+b
 
@@ -237,10 +203,6 @@ def test_arrays_come_back_as_numpy_reads_them():
 
 # --- what is no file
 
-STRANGE = {
-    'pipe': os.mkfifo, 'endless': lambda p: p.symlink_to('/dev/zero'), 'circle': lambda p: p.symlink_to(p.name),
-    'nowhere': lambda p: p.symlink_to('nothing'), 'folder': lambda p: p.mkdir(),
-    'socket': lambda p: os.mknod(p, stat.S_IFSOCK|0o600)}
 CAUSES = {
     'pipe':'a pipe, not a regular file', 'endless':'a device, not a regular file', 'nowhere':'No such file',
     'circle':'Too many levels', 'socket':''}

@@ -1,18 +1,19 @@
 "What others have made takes no more memory and time than it should, whatever it says; wrong types are errors of ours"
-import base64, copy, gzip, io, json, os, random, shutil, stat, subprocess, sys, tarfile, zlib
-from pathlib import Path
+import base64, copy, gzip, io, json, os, random, shutil, subprocess, sys, tarfile, zlib
+from functools import partial
 
 import numpy as np
 import pytest, redis
 from PIL import Image
 
-from fastai_remote import index_shards, RedisStore, ShardStore, tar_samples, to_redis
+from fastai_remote import (csv_samples, drawing_samples, img2dataset_samples, index_shards, RedisStore, ShardStore,
+    tar_samples, to_redis, to_shards)
 from fastai_remote.core import seal, StoreError
 from fastai_remote.store.base import image_stats
 from fastai_remote.source import tars
 from fastai_remote.store.shard_index import INDEX_MAGIC, ShardManifest, ShardTable
-from fastai_remote.source.tars import tar_members
 from inputs import in_memory, write_tar
+from limits import measured, STRANGE, zeros
 from shard_helpers import ONE, put
 
 def image(k):
@@ -93,40 +94,6 @@ def test_other_types_in_the_manifest_in_redis(server, kind):
 # --- memory
 
 # Run in a fresh interpreter: `call(argument)` for each of several, in a child process with a limit of memory
-MEASURE = '''
-import json, os, re, resource, signal, sys, warnings
-warnings.simplefilter('ignore')
-{code}
-def megabytes(key): return int(re.search(key+r':\\s+(\\d+)', open('/proc/self/status').read())[1])/1000
-for argument in {arguments!r}:
-    read,write = os.pipe()
-    if (pid:=os.fork())==0:
-        error = ''
-        try:
-            open('/proc/self/clear_refs', 'w').write('5')   # forget the peak of the memory
-            before = megabytes('VmRSS')
-            resource.setrlimit(resource.RLIMIT_CPU, ({seconds},-1))
-            signal.alarm(60)   # whatever waits for ever
-            call(argument)
-        except BaseException as e: error = type(e).__name__+': '+str(e)[:200]
-        os.write(write, json.dumps([error, megabytes('VmHWM')-before]).encode())
-        os._exit(0)
-    os.close(write)
-    print(os.read(read, 9999).decode() or '["killed", 0]', flush=True)
-    os.waitpid(pid, 0)
-'''
-
-def measured(code, arguments, seconds=30):
-    "`[(error, megabytes)]` of `call`, which `code` defines, for each of `arguments`; ended after `seconds` of CPU time"
-    script = MEASURE.format(code=code, arguments=list(map(str, arguments)), seconds=seconds)
-    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
-
-def zeros(n):
-    "`n` zeros, compressed: a stream of which only the checksum at its end is missing"
-    packer = zlib.compressobj(9)
-    first,again = (packer.compress(bytes(1<<20))+packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
-    return first+again*((n>>20)-1)
 
 def base64_text(content): return base64.b64encode(content).decode()
 
@@ -157,29 +124,28 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
         theirs(name, resealed({**content, 'shards':{**million, 'text':names}, 'vocab':{'cls':labels}}))
     bomb = base64_text(zeros(4<<30))
     for column in 'n','text': theirs(column, resealed({**content, 'shards':{**content['shards'], column:bomb}}))
-    code = 'from fastai_remote.ingest.stores import ShardStore as call'
-    for folder,(error,used) in zip(folders, measured(code, folders)):
-        assert error.startswith(('UnsupportedFormat','CorruptSample')) and used<256, (folder.name, error, used)
+    for name,(error,used) in measured({folder.name:partial(ShardStore, folder) for folder in folders}).items():
+        assert error[0] in ('UnsupportedFormat','CorruptSample') and used<256, (name, error, used)
 
 STARVED = '''
-import resource
+import resource, sys
 from fastai_remote import index_shards, ShardStore
 from fastai_remote.source.tars import tar_members
 uses = dict(open=ShardStore, read=lambda x: list(tar_members(open(x, 'rb'))),
             index=lambda x: index_shards([x], x+'-index', num_workers=0))
-def call(argument):
-    megabytes,use,path = argument.split()
-    size = int(open('/proc/self/statm').read().split()[0])*resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size+int(megabytes)*1_000_000,-1))
-    uses[use](path)
+megabytes,use,path = sys.argv[1:]
+size = int(open('/proc/self/statm').read().split()[0])*resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size+int(megabytes)*1_000_000,-1))
+uses[use](path)
 '''
 
 def test_too_little_memory_is_no_damage(tmp_path):
+    "In a new process, which has no memory that it could use again"
     put(tmp_path/'d', [{'cls':f'label {k:0200d}'} for k in range(20_000)])
     write_tar(tmp_path/'a.tar', [('0.bin', bytes(50_000_000))])
-    arguments = [f'6 open {tmp_path}/d', f'30 read {tmp_path}/a.tar', f'30 index {tmp_path}/a.tar']
-    for argument,(error,_) in zip(arguments, measured(STARVED, arguments)):
-        assert error.startswith('MemoryError'), (argument, error)
+    for words in ('6','open',tmp_path/'d'), ('30','read',tmp_path/'a.tar'), ('30','index',tmp_path/'a.tar'):
+        run = subprocess.run([sys.executable, '-c', STARVED, *map(str, words)], capture_output=True, text=True)
+        assert run.stderr.splitlines()[-1].startswith('MemoryError'), (words, run.stderr)
 
 # --- compressed tars
 
@@ -200,14 +166,12 @@ def header(name, size):
 
 def member(name, content): return header(name, len(content))+content+bytes(-len(content)%512)
 
-SOURCES = '''
-import os, shutil
-from fastai_remote import ShardStore, index_shards, tar_samples, to_shards
-def call(argument):
-    what,path = argument.split(':')
-    if what=='index': index_shards([path], path+'-index', num_workers=0, progress=False, max_failed=1.)
-    else: to_shards(tar_samples(path), path+'-shards', num_workers=0, progress=False, max_failed=1.)
-'''
+def index(path): index_shards([path], f'{path}-index', max_failed=1., **ONE)
+def write(path): to_shards(tar_samples(path), f'{path}-shards', max_failed=1., **ONE)
+def uses_of(folder):
+    "Calls that index each file of a folder, and that write it"
+    paths = sorted(folder.iterdir())
+    return {f'{use.__name__} {path.name}':partial(use, str(path)) for path in paths for use in (index,write)}
 
 @pytest.mark.slow
 def test_a_member_is_in_memory_once_or_twice(tmp_path):
@@ -216,10 +180,8 @@ def test_a_member_is_in_memory_once_or_twice(tmp_path):
     (tmp_path/'a.tar.gz').write_bytes(gzipped([header('0.bin', 96<<20), 96, member('1.txt', b'one')]))
     (tmp_path/'b.tar.gz').write_bytes(gzip.compress(member('0.bin', content)+member('1.txt', b'one'), 0))
     (tmp_path/'c.tar').write_bytes(member('0.bin', content)+member('1.txt', b'one'))
-    files = 'a.tar.gz','b.tar.gz','c.tar'
-    arguments = [f'{what}:{tmp_path}/{name}' for what in ('index','write') for name in files]
-    for argument,(error,used) in zip(arguments, measured(SOURCES, arguments)):
-        assert not error and used<2*101+60, (argument, error, used)
+    for use,(error,used) in measured(uses_of(tmp_path)).items():
+        assert not error and used<2*101+60, (use, error, used)
 
 @pytest.mark.slow
 def test_gigabytes_of_zeros_are_no_work(tmp_path):
@@ -227,9 +189,8 @@ def test_gigabytes_of_zeros_are_no_work(tmp_path):
     one,two = member('0.txt', b'zero'),member('1.txt', b'one')
     files = {'start':[8<<10, one], 'end':[one, 8<<10], 'between':[one, 8<<10, two]}
     for name,parts in files.items(): (tmp_path/f'{name}.tar.gz').write_bytes(gzipped(parts))
-    arguments = [f'{what}:{tmp_path}/{name}.tar.gz' for what in ('index','write') for name in files]
-    for argument,(error,used) in zip(arguments, measured(SOURCES, arguments, 5)):
-        assert 'of zeros' in error and 'damaged' in error and used<60, (argument, error, used)
+    for use,(error,used) in measured(uses_of(tmp_path), 5).items():
+        assert 'of zeros' in error[1] and 'damaged' in error[1] and used<60, (use, error, used)
 
 def test_a_few_zeros_are_no_damage(tmp_path):
     "Those of a tape's blocks, and of a file that was allocated before; in every compression"
@@ -255,51 +216,40 @@ def test_parts_of_a_stream_have_a_limit(tmp_path):
 
 # --- what is no file
 
-STRANGE = {'pipe':os.mkfifo, 'endless':lambda path: path.symlink_to('/dev/zero'),
-           'circle':lambda path: path.symlink_to(path.name), 'folder':lambda path: path.mkdir(),
-           'socket':lambda path: os.mknod(path, stat.S_IFSOCK|0o600)}
-USES = '''
-import shutil
-from pathlib import Path
-from fastai_remote import ShardStore, index_shards, to_shards
-from fastai_remote.source.img2dataset import img2dataset_samples
-def call(argument):
-    use,folder = argument.split(':')
-    if use=='open': use_all(ShardStore(folder))
-    elif use=='cached': use_all(ShardStore(folder, cache=folder+'/../cache', cache_size=1e8))
-    elif use=='overwrite': to_shards([{'txt':'new'}], folder, num_workers=0, progress=False, overwrite=True)
-    elif use=='delete': ShardStore.delete(folder)
-    elif use=='index': index_shards(folder, folder+'/../index', num_workers=0, progress=False)
-def use_all(store):
+def read_all(folder, **options):
+    store = ShardStore(folder, **options)
     list(store.failures())
     report = store.verify(num_workers=1)
     if report.bad or report.rest: raise ValueError(str(report))
     store.get_many([0,1,2], 'txt')
-'''
+
+USES = dict(
+    open=read_all, cached=lambda folder: read_all(folder, cache=f'{folder}/../cache', cache_size=1e8),
+    overwrite=lambda folder: to_shards([{'txt':'new'}], folder, overwrite=True, **ONE), delete=ShardStore.delete,
+    index=lambda folder: index_shards(folder, f'{folder}/../index', **ONE))
 
 def test_what_is_no_file_is_an_error_at_once(tmp_path):
     "Also the files of failures and of labels, where a cache is used, and where somebody writes or removes"
     texts = [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)]
     put(tmp_path/'d', texts, chunk=20, maxcount=20)
-    cases = []
+    calls = {}
     for name in sorted(str(p.relative_to(tmp_path/'d')) for p in (tmp_path/'d').rglob('*') if p.is_file()):
         for what,make in STRANGE.items():
-            for use in ('open','cached','overwrite','delete','index') if what=='pipe' else ('open','index'):
+            for use in USES if what=='pipe' else ('open','index'):
                 folder = tmp_path/f"{name.replace('/', ' ')} {what} {use}"/'d'
                 shutil.copytree(tmp_path/'d', folder)
                 (folder/name).unlink()
                 make(folder/name)
-                cases.append((name, use, f'{use}:{folder}'))
-    for (name,use,argument),(error,used) in zip(cases, measured(USES, [argument for *_,argument in cases])):
-        assert 'killed' not in error and used<100, (argument, error, used)
-        if use in ('open','cached') and name not in ('labels.json','README.md'): assert error, argument
+                calls[name,what,use] = partial(USES[use], folder)
+    for (name,what,use),(error,used) in measured(calls).items():
+        assert used<100, (name, what, use, error, used)
+        if use in ('open','cached') and name not in ('labels.json','README.md'): assert error, (name, what, use)
 
 def test_statistics_of_img2dataset_are_files(tmp_path):
     write_tar(tmp_path/'0.tar', [('0.txt', b'zero')])
     os.mkfifo(tmp_path/'0_stats.json')
-    code = 'from fastai_remote import img2dataset_samples\ndef call(x): img2dataset_samples(x).notes'
-    (error,_), = measured(code, [tmp_path])
-    assert 'a pipe, not a regular file' in error
+    (error,_), = measured({'notes':lambda: img2dataset_samples(tmp_path).notes}).values()
+    assert 'a pipe, not a regular file' in error[1]
 
 @pytest.mark.slow
 def test_lines_of_compressed_tables_have_a_limit(tmp_path):
@@ -309,11 +259,10 @@ def test_lines_of_compressed_tables_have_a_limit(tmp_path):
     packer = zlib.compressobj(9, wbits=31)
     first,again = (packer.compress(b'\n'*(1<<20))+packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     (tmp_path/'c.ndjson.gz').write_bytes(first+again*20)
-    code = 'from fastai_remote import csv_samples, drawing_samples\n' \
-           'def call(x):\n    for part in (csv_samples if "csv" in x else drawing_samples)(x).stream(64): pass'
-    files = sorted(tmp_path.iterdir())
-    for file,(error,used) in zip(files, measured(code, files)):
-        assert file.name in error and used<200, (file, error, used)
+    def read(file):
+        for part in (csv_samples if 'csv' in file.name else drawing_samples)(file).stream(64): pass
+    for name,(error,used) in measured({file.name:partial(read, file) for file in tmp_path.iterdir()}).items():
+        assert name in error[1] and used<200, (name, error, used)
 
 # --- indices
 
