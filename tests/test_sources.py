@@ -182,15 +182,6 @@ def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, name, sour
 
 def gen(a, b): yield from ({'txt':f's {i}', 'cls':f'c{i%5}', 'id':i} for i in range(a, b))
 
-@pytest.mark.parametrize('sizes', [(100,40), (70,0,200)])
-def test_streams_as_splits_are_one_after_the_other(sizes):
-    "A split without samples is there as one of a list would be"
-    ends = np.cumsum([0,*sizes]).tolist()
-    splits = {f's{k}':[a,b] for k,(a,b) in enumerate(zip(ends, ends[1:]))}
-    store,_ = in_memory({name:gen(a, b) for name,(a,b) in splits.items()})
-    assert store.splits==splits
-    for a,b in splits.values(): assert sorted(column(store, 'id')[a:b])==list(range(a, b))
-
 def test_splits_are_cut_at_random():
     store,_ = in_memory(list(gen(0, 1000)), splits={'t':None, 'v':.1, 'w':50}, shuffle=True)
     assert store.splits=={'t':[0,850], 'v':[850,950], 'w':[950,1000]}
@@ -270,10 +261,6 @@ def test_fields_keep_the_codec_that_their_names_do_not_say():
     store,_ = in_memory({'train':a, 'valid':b})
     assert store.vocab==['a','b','c'] and store.splits=={'train':[0,8], 'valid':[8,16]}
     assert column(store, 'cls')==['a','b']*4+['b','c']*4
-
-def test_a_number_outside_of_a_vocabulary_of_numbers_is_no_code():
-    store,report = in_memory([{'cls':20}]*10+[{'cls':1}]*10, vocab=[10,20,30])
-    assert column(store, 'cls')==[20]*10 and report.failed==10
 
 def test_the_fields_of_a_store_that_are_read_count():
     "A source of other fields of the same store is another source"
@@ -377,20 +364,20 @@ def test_statistics_are_those_of_numpy(tmp_path, kind):
     assert np.abs(np.asarray(store.mean_image()).reshape(64, 64, -1)-np.mean(a, 0)).max()<=.5
     assert store.class_counts()=={'a':15, 'b':15, 'c':30} and np.allclose(store.class_weights(), [4/3,4/3,2/3])
 
-def test_statistics_are_of_what_is_there(put):
+def test_statistics_are_of_what_is_there():
     "What failed is not counted, and neither is a mask; sizes are those of the images as stored"
     def fn(i):
         if i%5==0: raise ValueError('no')
         return {'mask.png':grey(255), 'png':grey(i, (10+i%3,20)), 'cls':i%3}
-    store,_ = put(list(range(1,200)), fn=fn, chunk=8, max_failed=1.)
+    store,_ = in_memory(list(range(1,200)), fn, chunk=8)
     good = [i for i in range(1,200) if i%5]
     stats = image_stats(store)
     assert np.isclose(store.stats[0][0], np.mean(good)/255, atol=1e-5) and list(store.manifest.stats)==['png']
     assert (stats['n'],stats['width'],stats['height'][::2])==(len(good),[20,20.,20],[10,12])
     assert store.class_counts()=={k:sum(i%3==k for i in good) for k in range(3)}
 
-def test_a_picture_that_cannot_be_counted_is_stored_all_the_same(put):
-    _,report = put([{'x.npyimg':np.full((8,8,1) if i%3 else (8,8), i, np.uint8)} for i in range(60)])
+def test_a_picture_that_cannot_be_counted_is_stored_all_the_same():
+    _,report = in_memory([{'x.npyimg':np.full((8,8,1) if i%3 else (8,8), i, np.uint8)} for i in range(60)])
     assert (report.written,report.failed)==(60,0)
 
 # --- the memory of a server

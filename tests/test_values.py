@@ -357,11 +357,11 @@ def test_values_of_masks_that_are_no_codes_are_failed_samples():
             store,report = written([{field:FLAGS}, {field:bad}], vocab={field:['a','b']})
             assert (report.failed,len(store))==(1,1), field
 
-def test_mask_codes_are_checked_on_the_way_to_another_store(put):
-    first,_ = put([{'mask.png':png(k)} for k in (0,1,200)], 'first')
-    store,report = put(first, 'second', vocab={'mask.png':['x','y','z']})
+def test_mask_codes_are_checked_on_the_way_to_another_store():
+    first,_ = written([{'mask.png':png(k)} for k in (0,1,200)])
+    store,report = written(first, vocab={'mask.png':['x','y','z']})
     assert (report.failed,len(store),store.manifest.vocab)==(1,2,{'mask.png':['x','y','z']})
-    assert put(store, 'third')[1].failed==0
+    assert written(store)[1].failed==0
 
 def test_a_vocabulary_of_no_field_is_an_error():
     for field,value,vocab,says in (
@@ -369,9 +369,9 @@ def test_a_vocabulary_of_no_field_is_an_error():
             ('mask',png(0),{'mask':['a']},"'mask'.*bin")):
         with pytest.raises(ValueError, match=says): written([{field:value}]*3, vocab=vocab)
 
-def test_masks_are_not_counted_as_pictures(put):
+def test_masks_are_not_counted_as_pictures():
     sample = {'mask':picture(0), 'seg.png':picture(1), 'png':Image.new('RGB', (4,4))}
-    assert list(put([sample]*3, vocab={'seg.png':list('abc')})[0].manifest.stats)==['png']
+    assert list(written([sample]*3, vocab={'seg.png':list('abc')})[0].manifest.stats)==['png']
 
 # --- single codecs and functions
 

@@ -13,8 +13,7 @@ from fastcore.foundation import L
 from inputs import in_memory, write_tar
 from fastai_remote import (
     CorruptSample, FieldSplitter, get_remote_items, index_shards, KFoldSplitter, MemoryStore, MissingSample,
-    Permutation, RandomStoreSplitter, RedisStore, RemoteItems, ShardStore, to_redis, to_shards,
-    UnknownField)
+    Permutation, RandomStoreSplitter, RemoteItems, ShardStore, to_shards, UnknownField)
 from fastai_remote.core import Manifest
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
@@ -31,14 +30,11 @@ samples = [{**row, 'labels':some, 'txt':str(i)} for i,(row,some) in enumerate(zi
 SPLITS = {'train':samples[:200], 'valid':samples[200:]}
 OPTIONS = dict(num_workers=1, progress=False, shuffle=False)
 
-@pytest.fixture(scope='module', params=['memory','redis','shards'])
+@pytest.fixture(scope='module', params=['memory','shards'])
 def data(request, tmp_path_factory):
     if request.param=='memory': return in_memory(SPLITS)[0]
-    if request.param=='shards':
-        to_shards(SPLITS, folder := tmp_path_factory.mktemp('d'), maxcount=20, **OPTIONS)
-        return ShardStore(folder)
-    to_redis(SPLITS, url := request.getfixturevalue('server').url, 'where', **OPTIONS)
-    return RedisStore(url, 'where')
+    to_shards(SPLITS, folder := tmp_path_factory.mktemp('d'), maxcount=20, **OPTIONS)
+    return ShardStore(folder)
 
 def numbers(mask): return np.flatnonzero(np.asarray(mask)).tolist()
 
