@@ -53,6 +53,12 @@ def values(store, field):
     stored = store.get_many(range(len(store)), field, check=True)[field]
     return [store.decode(i, field, o) for i,o in enumerate(stored)]
 
+def in_worker(opener):
+    "The texts that a process reads, and what others see of it: its arguments, its environment, and its store's `repr`"
+    store = opener()
+    own = [Path(f'/proc/self/{name}').read_bytes() for name in ('cmdline','environ')]
+    return values(store, 'txt'),*own,repr(vars(store))
+
 def names(folder): return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob('*'))
 def files(folder): return {str(p.relative_to(folder)):p.read_bytes() for p in Path(folder).rglob('*') if p.is_file()}
 

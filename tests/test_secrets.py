@@ -32,6 +32,7 @@ from fastai_remote.store.address import (hidden_names, public_options, public_ur
     without_secrets)
 from fastai_remote.store.redis_link import RedisLink, split_secret
 from fastai_remote.store.storage import Storage
+from shard_helpers import in_worker
 from webserver import files_of, WebServer
 
 MARKER = 'secret-8f2c'
@@ -394,19 +395,14 @@ def test_secrets_of_urls_are_used_and_not_kept(url, tmp_path, monkeypatch, caplo
     assert is_right(pickle.loads(pickle.dumps(store))) and is_right(pickle.loads(pickle.dumps(loaded)))
     assert load_learner(tmp_path/'e.pkl').dls.test_dl([3]).one_batch()[0].tolist()==[1]
 
-def _in_worker(opener):
-    "Whether a worker can read; its arguments and its environment"
-    store,own = opener(),[Path(f'/proc/self/{name}').read_bytes() for name in ('cmdline','environ')]
-    return is_right(store),*own,repr(vars(store))
-
 @pytest.mark.parametrize('url,method', [
     ('redis','fork'), ('signature','fork'), pytest.param('redis', 'spawn', marks=pytest.mark.slow)], indirect=['url'])
 def test_workers_get_secrets_neither_as_arguments_nor_in_their_environment(url, method, monkeypatch):
     "They read from the server of their parent: a URL in the environment is for exports that are loaded"
     monkeypatch.setenv('FASTAI_REMOTE_URL', 'redis://127.0.0.1:1')
     with ProcessPoolExecutor(1, get_context(method)) as workers:
-        can_read,*shown = workers.submit(_in_worker, opened(url).opener()).result()
-    assert can_read and not has_marker(*shown)
+        texts,*shown = workers.submit(in_worker, opened(url).opener()).result()
+    assert texts==[o['txt'] for o in SAMPLES] and not has_marker(*shown)
 
 def test_reports_and_failures_of_ingests_have_no_password():
     source = [{'bin':random.Random(i).randbytes(20_000)} for i in range(150)]

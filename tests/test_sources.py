@@ -364,20 +364,20 @@ def test_statistics_are_those_of_numpy(tmp_path, kind):
     assert np.abs(np.asarray(store.mean_image()).reshape(64, 64, -1)-np.mean(a, 0)).max()<=.5
     assert store.class_counts()=={'a':15, 'b':15, 'c':30} and np.allclose(store.class_weights(), [4/3,4/3,2/3])
 
-def test_statistics_are_of_what_is_there():
+def test_statistics_are_of_what_is_there(put):
     "What failed is not counted, and neither is a mask; sizes are those of the images as stored"
     def fn(i):
         if i%5==0: raise ValueError('no')
         return {'mask.png':grey(255), 'png':grey(i, (10+i%3,20)), 'cls':i%3}
-    store,_ = in_memory(list(range(1,200)), fn, chunk=8)
+    store,_ = put(list(range(1,200)), fn=fn, chunk=8, max_failed=1.)
     good = [i for i in range(1,200) if i%5]
     stats = image_stats(store)
     assert np.isclose(store.stats[0][0], np.mean(good)/255, atol=1e-5) and list(store.manifest.stats)==['png']
     assert (stats['n'],stats['width'],stats['height'][::2])==(len(good),[20,20.,20],[10,12])
     assert store.class_counts()=={k:sum(i%3==k for i in good) for k in range(3)}
 
-def test_a_picture_that_cannot_be_counted_is_stored_all_the_same():
-    _,report = in_memory([{'x.npyimg':np.full((8,8,1) if i%3 else (8,8), i, np.uint8)} for i in range(60)])
+def test_a_picture_that_cannot_be_counted_is_stored_all_the_same(put):
+    _,report = put([{'x.npyimg':np.full((8,8,1) if i%3 else (8,8), i, np.uint8)} for i in range(60)])
     assert (report.written,report.failed)==(60,0)
 
 # --- the memory of a server

@@ -369,9 +369,9 @@ def test_a_vocabulary_of_no_field_is_an_error():
             ('mask',png(0),{'mask':['a']},"'mask'.*bin")):
         with pytest.raises(ValueError, match=says): written([{field:value}]*3, vocab=vocab)
 
-def test_masks_are_not_counted_as_pictures():
+def test_masks_are_not_counted_as_pictures(put):
     sample = {'mask':picture(0), 'seg.png':picture(1), 'png':Image.new('RGB', (4,4))}
-    assert list(written([sample]*3, vocab={'seg.png':list('abc')})[0].manifest.stats)==['png']
+    assert list(put([sample]*3, vocab={'seg.png':list('abc')})[0].manifest.stats)==['png']
 
 # --- single codecs and functions
 
