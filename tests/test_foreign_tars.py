@@ -461,6 +461,9 @@ def test_a_tar_that_has_changed_and_kept_its_time_is_found_by_its_checksums(tmp_
     assert report.bad==1 and message in report.rest[0][1]
     os.utime(tar(path, members(b'member', b'1')), ns=(time,time))
     with pytest.raises(CorruptSample, match='sample 0'): ShardStore(tmp_path/'w').get_many(range(9), 'txt', check=True)
+    path.unlink()
+    with pytest.raises(MissingSample, match='shard a.tar is not there, with samples 0 to 8'):
+        ShardStore(tmp_path/'w').get_many([8], 'txt')
 
 def test_an_index_that_is_gone_or_damaged_is_named_when_tars_are_added(tmp_path):
     path = tmp_path/'.fastai_remote/1.tar.fastai_remote'

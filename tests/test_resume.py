@@ -3,6 +3,7 @@ import io, os, pickle, random, re, signal, subprocess, sys
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 from torch.utils.data import ConcatDataset
@@ -13,10 +14,13 @@ from faultproxy import FaultProxy
 from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull,
                            StoreNotFound, StoreUnavailable, to_redis)
 from fastai_remote.ingest.run import ingest
+from fastai_remote.store.redis_layout import key_layout
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import MemoryWriter, ServerRestarted
 from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.redis_lost import lost_of_range, lost_samples
+from fastai_remote.write.redis_state import packed_writes
 from shard_helpers import interrupted_after, items, ONE
 from snapshots import client, FolderPlace, keys, RedisPlace, whole
 
@@ -214,6 +218,15 @@ def test_an_ingest_without_room_says_so_and_goes_on_with_more_room(two, num_work
     assert write(a, 3-num_workers).resumed>0
     write(b, 1)
     assert whole(a)==whole(b)
+
+def test_values_that_a_server_has_lost_are_found(fresh):
+    "Each value of its own, and each number with its checksum; not those of samples that have failed"
+    link,layout = RedisLink(fresh.url),key_layout('tiny')
+    fields = {'txt':{'codec':'txt', 'dtype':None}, 'age':{'codec':'u1', 'dtype':'u1', 'check':'u4'}}
+    for k in (0,2,3): client(fresh).set(f'tiny:txt:{k}', b'text')
+    for k in (0,1,3): link.send(packed_writes(layout, 'age', 'u1', np.array([k]), [7], 'u4'))
+    assert list(lost_samples(link, layout, fields, np.arange(4)))==[1,2]
+    assert not list(lost_of_range(link, layout, fields, 4, gaps=np.array([1,2])))
 
 def test_an_ingest_on_a_server_that_was_set_back_is_abandoned_without_a_key_left(fresh):
     "It was set back to when less of a stream was planned; the ingest went on from there, and stopped"

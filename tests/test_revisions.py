@@ -94,6 +94,10 @@ def test_gaps_take_little_memory(n, share, most):
         assert tracemalloc.get_traced_memory()[1]<20_000
         tracemalloc.stop()
 
+def test_gaps_beyond_the_end_are_refused():
+    gaps = GapTable.of(np.array([0,1,5,98]), 100)
+    with pytest.raises(ValueError, match='beyond'): GapTable.from_bytes(gaps.to_bytes(), 98)
+
 @given(st.lists(st.booleans(), max_size=60))
 def test_gaps_are_those_that_were_given(ok):
     "Whatever fails, and also if all or none do"
