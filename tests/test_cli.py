@@ -1,5 +1,5 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
-import configparser, inspect, io, json, os, pty, re, shlex, shutil, signal, subprocess, sys
+import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from fastai_remote.cli.commands import COMMANDS
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
 from fastai_remote.cli.serve import serve_folder, serving
-from fastai_remote.cli.terminal import flag, in_shell, Progress
+from fastai_remote.cli.terminal import flag, in_shell
 from fastai_remote.cli.words import read_places, SOURCE_KINDS, split_sources, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
@@ -544,16 +544,6 @@ def test_a_password_is_asked_for_in_a_terminal_and_not_shown(strict):
     assert RedisStore.names(strict.url)==['one']
 
 # Progress and interruptions
-
-def test_progress_is_one_line_that_is_written_over():
-    terminal,report = io.StringIO(),SimpleNamespace(written=0)
-    def chunks():
-        for _ in range(4):
-            report.written += 100
-            yield report.written
-    assert list(Progress(lambda r: (r.written, 2), file=terminal, pause=0)(chunks(), 4, report))==[100,200,300,400]
-    lines = terminal.getvalue().split('\r\x1b[K')
-    assert (lines[1], lines[-1])==('starting', '')
 
 def test_progress_in_a_terminal_and_silence_without_one(server, images, cli):
     words = ['ingest', images, server.url, 'shown', '--chunk', 2, *FAST]

@@ -415,12 +415,6 @@ def test_more_integers_than_can_be_classes_are_numbers(place, few_classes):
         store.append(of_labels(range(101)), shuffle=False, **ONE)
     assert labels(store.reopened())==[10,20,30]
 
-def test_labels_of_numpy_are_labels_in_an_edit(place):
-    store = place.write().add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
-    store = store.edit(set={'n.cls':{0:np.array(7), 1:np.int64(2)}, 'cls':{0:np.str_('new')}})
-    assert store[0]['n.cls']==7 and store[1]['n.cls']==2 and store[0]['cls']=='new' and verified(store)
-    assert store.manifest.vocab['n.cls']==[0,1,2,7] and store.manifest.counts['n.cls']==[9,9,11,1]
-
 def test_failures_of_all_parts_are_named(place):
     def fn(o):
         if o['id.i4']%5==3: raise ValueError('three')
