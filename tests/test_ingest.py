@@ -1,7 +1,6 @@
 "Ingests of every kind of source: nothing is lost or written twice, gaps are closed, failures named, no key left over"
 import pickle, re, zlib
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,12 +15,10 @@ from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.storage import Storage
 from fastai_remote.write.base import ChunksLost, label_hash, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_state import packed_writes
 from fastai_remote.write.revision import wider_dtype
-from fastai_remote.write.shards import ShardWriter
 from inputs import in_memory as write
 from snapshots import client
 
@@ -288,36 +285,6 @@ def test_an_empty_dict_is_no_sample():
     assert report.failures==[('item 0', 'ValueError: fields none; the first sample had txt')] and len(store)==2
 
 # --- chunks that are written again
-
-@pytest.fixture(params=['memory','redis','shards'])
-def place(request, tmp_path):
-    "A place for a dataset: `writer()` and `open()`"
-    if request.param=='memory':
-        writer = MemoryWriter()
-        return SimpleNamespace(writer=lambda: writer, open=lambda: writer.store)
-    if request.param=='shards':
-        return SimpleNamespace(writer=lambda: ShardWriter(Storage(tmp_path)), open=lambda: ShardStore(tmp_path))
-    url = request.getfixturevalue('fresh').url
-    return SimpleNamespace(writer=lambda: RedisWriter(RedisLink(url), 'd'), open=lambda: RedisStore(url, 'd'))
-
-@pytest.mark.parametrize('failing', [(False,True), (True,False), (True,True)], ids=str)
-def test_of_a_chunk_that_is_written_twice_one_attempt_counts(place, failing):
-    "With its samples and its failures: the first"
-    leader = place.writer()
-    leader.begin(dict(signature='s', n=4, chunk=4, fields={'id':{'codec':'id', 'dtype':'i8'}}, splits=None, vocab={},
-                      stats=None))
-    attempts = []
-    for k,fails in enumerate(failing):
-        writer,kept = leader.opener()(),np.arange(3 if fails else 4)
-        writer.put(kept, {'id':kept})
-        failures = [(f'sample 3 of {k}', 'fails')]*fails
-        writer.done(0, dict(ok=len(kept), bytes=8, failed=len(failures), gaps=[[3,4]]*fails), failures)
-        attempts.append((kept, failures))
-    leader.commit()
-    leader.close()
-    store = place.open()
-    kept,failures = attempts[0]
-    assert values(store, 'id')==list(kept) and list(store.failures())==failures and store.manifest.failed==len(failures)
 
 def test_a_label_of_a_late_attempt_is_written_again(fresh):
     "An engine runs a task twice, and `fn` answers otherwise: the attempt that recorded the chunk counts"

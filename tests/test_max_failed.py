@@ -34,7 +34,8 @@ def write(writer): return partial(ingest, writer=writer, shuffle=False, num_work
 LIMITS = [ # Samples, how many fail, `max_failed`, is it committed?
     (100, 10, None, True), (100, 11, None, False), (2000, 20, None, True), (2000, 21, None, False), (100, 1, 0, False),
     (100, 5, 5, True), (100, 6, 5, False), (100, 29, .29, True), (100, 30, .29, False), (100, 2, 1, False),
-    (100, 99, 1., True), (100, 1, 0., False), (100, 3, np.int64(3), True), (100, 7, np.float32(.07), True)]
+    (9, 1, None, True), (9, 2, None, False), (2, 1, None, True), (40, 4, None, True), (40, 5, None, False),
+    (99, 10, None, False), (1000, 11, None, False), (1200, 12, None, True), (100, 99, 1., True), (100, 1, 0., False), (100, 3, np.int64(3), True), (100, 7, np.float32(.07), True)]
 
 @pytest.mark.parametrize('n,n_bad,limit,is_committed', LIMITS)
 @pytest.mark.parametrize('kind', [list,iter])
@@ -66,7 +67,7 @@ def test_same_call_with_a_higher_limit_continues(fresh, tmp_path, place, num_wor
     with pytest.raises(IngestError, match='max_failed'): write(fn=fails_at(range(1, 200)), overwrite=True)
     assert ids(opened())==good
 
-@pytest.mark.parametrize('kind,limit,calls', [(list,None,[1000,200]), (iter,7,[1000])])
+@pytest.mark.parametrize('kind,limit,calls', [(list,None,[1000,200]), (iter,None,[2000]), (iter,7,[1000])])
 def test_the_limit_is_found_early(write, kind, limit, calls):
     "Not after all samples, where their number or the limit is known; nor in the run after that"
     fn = fails_at(range(0, 4000, 2))

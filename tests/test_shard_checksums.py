@@ -13,7 +13,7 @@ from fastai_remote import (CorruptSample, MissingSample, RemoteDataset, ShardSto
 from fastai_remote.store.cache import FileCache
 from pets import loaders
 from shard_helpers import tar
-from test_checksums import changed, facts
+from test_checksums import changed, facts, flipped
 
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
 options = dict(num_workers=1, shuffle=False, progress=False)
@@ -48,12 +48,6 @@ def away(folder):
     for p in folder.rglob('*'):
         if p.is_file(): fs.pipe_file(f'/far/{name}/{p.relative_to(folder)}', p.read_bytes())
     return f'memory://far/{name}'
-
-def flipped(b, bit):
-    "`b` with one bit flipped"
-    changed = bytearray(b)
-    changed[bit//8] ^= 1<<bit%8
-    return bytes(changed)
 
 def flip_in(path, bit): path.write_bytes(flipped(path.read_bytes(), bit))
 
