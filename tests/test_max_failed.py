@@ -35,7 +35,8 @@ LIMITS = [ # Samples, how many fail, `max_failed`, is it committed?
     (100, 10, None, True), (100, 11, None, False), (2000, 20, None, True), (2000, 21, None, False), (100, 1, 0, False),
     (100, 5, 5, True), (100, 6, 5, False), (100, 29, .29, True), (100, 30, .29, False), (100, 2, 1, False),
     (9, 1, None, True), (9, 2, None, False), (2, 1, None, True), (40, 4, None, True), (40, 5, None, False),
-    (99, 10, None, False), (1000, 11, None, False), (1200, 12, None, True), (100, 99, 1., True), (100, 1, 0., False), (100, 3, np.int64(3), True), (100, 7, np.float32(.07), True)]
+    (99, 10, None, False), (1000, 11, None, False), (1200, 12, None, True), (100, 99, 1., True), (100, 1, 0., False),
+    (100, 3, np.int64(3), True), (100, 7, np.float32(.07), True)]
 
 @pytest.mark.parametrize('n,n_bad,limit,is_committed', LIMITS)
 @pytest.mark.parametrize('kind', [list,iter])

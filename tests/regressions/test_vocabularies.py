@@ -2,21 +2,21 @@
 
 WebDataset reads `cls` as the number that is in the tar."""
 import pytest
+from in_memory import in_memory
 from inputs import write_tar
 from torch.utils.data import DataLoader
 
 from fastai_remote import index_shards, mix, RemoteDataset, ShardStore, StoreExists, UnknownField
 from fastai_remote.load.mix import RandomMix, RoundRobin
 
-def written(put, name, labels, field='cls', **kwargs):
-    samples = [{'txt':f'{name}{i}', field:label} for i,label in enumerate(labels)]
-    return put(samples, name, shuffle=False, **kwargs)[0]
+def written(name, labels, field='cls'):
+    return in_memory([{'txt':f'{name}{i}', field:label} for i,label in enumerate(labels)], name=name)
 
 def labels_of(dataset, field='cls'): return [sample[field] for sample in dataset]
 
 @pytest.mark.parametrize('labels', [[5,-3,5,900], [2,0,2], [1<<40]])
-def test_labels_that_are_whole_numbers_are_these_numbers(put, labels):
-    dataset = RemoteDataset(written(put, 'd', labels))
+def test_labels_that_are_whole_numbers_are_these_numbers(labels):
+    dataset = RemoteDataset(written('d', labels))
     assert labels_of(dataset)==labels and dataset[-1]['cls']==labels[-1]
     assert labels_of(dataset.stream())==labels and type(dataset[0]['cls']) is int
     pairs = dataset.to_tuple('cls', 'txt')
@@ -29,16 +29,16 @@ def test_a_sample_without_a_label_has_none(tmp_path):
     assert [sample.get('cls') for sample in RemoteDataset(ShardStore(tmp_path))]==[7,None,5]
 
 @pytest.mark.parametrize('field', ['cls','kind.cls'])
-def test_codes_of_a_named_vocabulary(put, field):
-    store,vocab = written(put, 'd', ['ship','car','ship'], field),['bus','car','plane','ship']
+def test_codes_of_a_named_vocabulary(field):
+    store,vocab = written('d', ['ship','car','ship'], field),['bus','car','plane','ship']
     dataset = RemoteDataset(store, vocab=vocab if field=='cls' else {field:vocab})
     assert labels_of(dataset, field)==[3,1,3] and sorted(labels_of(dataset.shuffle(1), field))==[1,3,3]
     assert labels_of(dataset[1:], field)==[1,3] and labels_of(RemoteDataset(store), field)==[1,0,1]
     with pytest.raises(ValueError, match="d: label 'ship' is not in the vocab of"):
         RemoteDataset(store, vocab={field:['bus','car']})
 
-def test_names_for_labels_that_are_numbers(put):
-    dataset = RemoteDataset(written(put, 'd', [0,2,2]), vocab=['bus','car','plane'])
+def test_names_for_labels_that_are_numbers():
+    dataset = RemoteDataset(written('d', [0,2,2]), vocab=['bus','car','plane'])
     assert labels_of(dataset)==[0,2,2]
     with pytest.raises(ValueError, match='label 2 is not in the vocab'):
         RemoteDataset(dataset.store, vocab=['bus','car'])
@@ -46,9 +46,9 @@ def test_names_for_labels_that_are_numbers(put):
 @pytest.mark.parametrize('wrong,message', [
     ({'txt':['a']}, "'txt', which has no codes"), ({'clss':['a']}, "no field 'clss'"), ('ab', 'a list of labels'),
     (['a','a'], 'there twice')])
-def test_a_vocabulary_that_does_not_fit(put, wrong, message):
+def test_a_vocabulary_that_does_not_fit(wrong, message):
     with pytest.raises((ValueError,TypeError,UnknownField), match=message):
-        RemoteDataset(written(put, 'd', ['a','b']), vocab=wrong)
+        RemoteDataset(written('d', ['a','b']), vocab=wrong)
 
 joins = [mix, RandomMix, RoundRobin, lambda datasets: mix([datasets[0], mix(datasets[1:])]),
          lambda datasets: mix([dataset.shuffle(9).decode() for dataset in datasets]),
@@ -56,21 +56,21 @@ joins = [mix, RandomMix, RoundRobin, lambda datasets: mix([datasets[0], mix(data
 
 @pytest.mark.parametrize('join', joins)
 @pytest.mark.parametrize('labels', [(['a','b','c'],['a','c']), (['x','y'],['y','z']), ([0,1],['no','yes'])])
-def test_datasets_with_other_codes_are_not_mixed(put, join, labels):
-    stores = [written(put, f'd{k}', one) for k,one in enumerate(labels)]
+def test_datasets_with_other_codes_are_not_mixed(join, labels):
+    stores = [written(f'd{k}', one) for k,one in enumerate(labels)]
     with pytest.raises(ValueError, match="'cls'.*vocab="): join([RemoteDataset(store) for store in stores])
     if isinstance(labels[0][0], str):
         vocab = sorted({*labels[0], *labels[1]})
         join([RemoteDataset(store, vocab=vocab) for store in stores])
     join([RemoteDataset(store).to_tuple('txt') for store in stores])   # no label is read
 
-def test_mixed_samples_have_the_labels_of_one_vocabulary(put):
-    a,b = written(put, 'a', ['a','b','c']),written(put, 'b', ['c','a'])
+def test_mixed_samples_have_the_labels_of_one_vocabulary():
+    a,b = written('a', ['a','b','c']),written('b', ['c','a'])
     vocab = ['c','b','a']
     mixed = mix([RemoteDataset(store, vocab=vocab) for store in (a,b)]).decode()
     expected = {'a0':'a', 'a1':'b', 'a2':'c', 'b0':'c', 'b1':'a'}
     assert {sample['txt']:vocab[sample['cls']] for sample in mixed}==expected
-    numbers = written(put, 'c', [3,1]),written(put, 'd', [1,2,3])
+    numbers = written('c', [3,1]),written('d', [1,2,3])
     assert sorted(labels_of(mix([RemoteDataset(store) for store in numbers])))==[1,1,2,3,3]
 
 # --- tars of others
