@@ -61,8 +61,7 @@ def decode(sample):
     return {**{f:v for f,v in sample.items() if f[:2]!='__'}, 'sum.i8':int(np.array(image.convert('L')).sum()),
             'fastai.json':list(PILImage.create(image).size)}
 
-@pytest.mark.parametrize('field', FORMATS)
-@pytest.mark.parametrize('fn', [look, decode])
+@pytest.mark.parametrize('field,fn', zip(FORMATS, [look, decode]*2))
 def test_an_image_that_was_not_changed_is_stored_as_the_file_that_it_was(with_fn, field, fn):
     images = files(field)
     assert values(with_fn(images, fn), field)==list(images.values())
