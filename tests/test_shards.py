@@ -517,7 +517,9 @@ def test_an_index_that_is_well_formed_and_lies(spoilt):
     n = next(at for name,_,at in header['columns'] if name=='txt#')
     body = body[:n]+b'\xfe\xff\xff\xff'*2+body[n+8:]
     message = "theirs: sample 1, field 'txt' in shard-000000.tar.*of 4,294,967,294 bytes"
-    claims = ({},CorruptSample,message), ({'n':7},CorruptSample,'theirs'), ({'format':9},UnsupportedFormat,'9')
+    claims = [({}, CorruptSample, message), ({'n':7}, CorruptSample, 'theirs'), ({'format':9}, UnsupportedFormat, '9'),
+              *(({'columns':[['txt@',dtype,at]]}, CorruptSample, 'theirs')
+                for dtype,at in (('O',0), ('V9999999',0), ('S8',0), ('u4',-8), ('u4',1<<60), ('u4',0)))]
     for claim,error,says in claims:
         write_index(spoilt, with_header({**header, **claim, 'crc':zlib.crc32(body)}, body))
         with pytest.raises(error, match=says): ShardStore(spoilt).get_many([1], 'txt')
