@@ -64,9 +64,9 @@ def is_damaged(folder):
     except (CorruptSample,UnsupportedFormat): return True
     return bool(list(store.check_rest())) or store.verify(num_workers=1).bad>0
 
-# --- every bit
+# --- bits of every byte of an index, and some of other files
 
-@pytest.mark.parametrize('name,step', [(INDEX,19), (FAILURES,31), (TAR,1801), ('manifest.json',97)])
+@pytest.mark.parametrize('name,step', [(INDEX,7), (FAILURES,31), (TAR,1801), ('manifest.json',97)])
 def test_flipped_bits_are_found(tiny, name, step):
     "Wherever they are; and no sample is read with another value"
     assert not is_damaged(tiny) and not ShardStore(tiny).unchecked

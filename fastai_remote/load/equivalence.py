@@ -272,8 +272,8 @@ def _implementation(t, x):
 
 _known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor,Normalize
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
-_tensor_names = ('__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ __sub__ '
-                 '__truediv__')
+_tensor_names = ('__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ '
+                 '__sub__ __truediv__')
 
 _watched = {cls:Watched(cls) for cls in (*_known_tfms, AddMaskCodes, Transform, Pipeline)}
 _watched |= {cls:Watched(cls) for cls in (PILImage,PILImageBW,PILMask)}
@@ -283,8 +283,9 @@ _watched[Datasets] = Watched(Datasets, '__getitem__ __getattribute__')
 
 # `{(transform, type of a value): implementation that fastai ships}`
 _known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in _known_tfms for x in _value_types}
-_encodes = {_known[key][0] for key in ((ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str),
-                                       (RegressionSetup,float), (IntToFloatTensor,TensorImage), (Normalize,TensorImage))}
+_encodes = {_known[key][0] for key in (
+    (ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float), (IntToFloatTensor,TensorImage),
+    (Normalize,TensorImage))}
 _sources = *_image_sources,*_batch_sources,*_encodes
 _functions += [(variables, name, value) for (_,name),(variables,value) in _globals_of(_sources).items()]
 

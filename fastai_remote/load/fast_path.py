@@ -74,7 +74,7 @@ class BatchPipeline(Pipeline):
 _images = TensorImage,TensorImageBW
 
 def _stats_of(t, x):
-    "What `t`, a `Normalize`, has for the channels of images `x`, as `image_floats` takes it; `None` if it is another kind"
+    "What `t`, a `Normalize`, has for the channels of images `x`, for `image_floats`; `None` if it is of another kind"
     known = [o for o in (t.mean, t.std) if type(o) in (torch.Tensor,type(x)) and o.dtype==torch.float32
              and o.device.type=='cpu' and not o.requires_grad and o.shape==(1,x.shape[1],1,1)]
     return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None

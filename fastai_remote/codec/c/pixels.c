@@ -451,9 +451,9 @@ static PyObject *floats(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"floats", floats, METH_VARARGS,
      "floats(pixels, out, plane, shared, div, mean, std)\n\n"
-     "Write `(pixel/div-mean)/std` to the buffer `out` for each of the bytes `pixels`, as 32-bit floats. `mean` and `std`\n"
-     "have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image, or one for\n"
-     "all of them if `shared`. Raises `ValueError`."},
+     "Write `(pixel/div-mean)/std` to the buffer `out` for each of the bytes `pixels`, as 32-bit floats. `mean` and\n"
+     "`std` have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image, or\n"
+     "one for all of them if `shared`. Raises `ValueError`."},
     {"read", read_region, METH_VARARGS,
      "read(pixels, out, width, channels, region, crop, size, bicubic, window, orientation, columns_first)\n\n"
      "Resize `crop` of `region` of an array of shape (height, width, channels) to `size`, cut out `window`, transpose\n"
