@@ -145,7 +145,8 @@ def converted(monkeypatch):
 
 def as_stock(dl, change=lambda pipeline, k: None):
     "Are the batches of `dl` those of its transforms in a pipeline of fastai's? `change` is made before batch `k` of both"
-    raw,stock,made,expected = batches(dl),Pipeline(deepcopy(list(dl.after_batch.fs)), split_idx=dl.split_idx),[],[]
+    stock = Pipeline(deepcopy(list(dl.after_batch.fs)), split_idx=dl.split_idx)
+    raw,made,expected = batches(dl),[],[]
     dl = dl.new()
     dl.rng = random.Random(3)
     random.seed(4)

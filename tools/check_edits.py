@@ -1,4 +1,4 @@
-"""Refuse an export that would undo an edit: a module that was changed since the last commit, though its notebook was not
+"""Refuse an export that would undo an edit: a module was changed since the last commit, and its notebook was not
 
 The export writes modules from notebooks, and `nbdev-update` writes what was edited in a module into its notebook."""
 import re, subprocess, sys

@@ -1,12 +1,12 @@
 """Is this checkout slower than another one? Both read the same data, in turns
 
-Purpose: what `peers.py` measures of this package, in samples per CPU second, for this checkout and for another one, such
-         as `git worktree add ../before COMMIT` makes. Each of them has processes of its own; in every round, each
+Purpose: what `peers.py` measures of this package, in samples per CPU second, for this checkout and for another one,
+         such as `git worktree add ../before COMMIT` makes. Each of them has processes of its own; in every round, each
          contender runs one epoch with both, the first of the two being another one each time. The benchmark's own code
          is that of this checkout.
 
-Command: python tests/bench/before.py CHECKOUT [FOLDER] [--drawings FILE.ndjson] [--n 640] [--values 20000] [--rounds 15]
-         [--only from_redis] [--kinds photographs,digits]
+Command: python tests/bench/before.py CHECKOUT [FOLDER] [--drawings FILE.ndjson] [--n 640] [--values 20000]
+         [--rounds 15] [--only from_redis] [--kinds photographs,digits]
          The other checkout needs its C modules: `python setup.py build_ext --inplace`, or a copy of ours.
 
 Prints the median of the ratios of the rounds, new over old, and the interval that contains the median of all possible

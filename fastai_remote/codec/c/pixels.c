@@ -452,8 +452,8 @@ static PyMethodDef methods[] = {
     {"floats", floats, METH_VARARGS,
      "floats(pixels, out, plane, shared, div, mean, std)\n\n"
      "Write `(pixel/div-mean)/std` to the buffer `out` for each of the bytes `pixels`, as 32-bit floats. `mean` and\n"
-     "`std` have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image, or\n"
-     "one for all of them if `shared`. Raises `ValueError`."},
+     "`std` have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image,\n"
+     "or one for all of them if `shared`. Raises `ValueError`."},
     {"read", read_region, METH_VARARGS,
      "read(pixels, out, width, channels, region, crop, size, bicubic, window, orientation, columns_first)\n\n"
      "Resize `crop` of `region` of an array of shape (height, width, channels) to `size`, cut out `window`, transpose\n"
