@@ -231,6 +231,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._ShardFields._add': ( 'ingest/index.html#_shardfields._add',
                                                                                               'fastai_remote/ingest/index.py'),
+                                            'fastai_remote.ingest.index._ShardFields._count': ( 'ingest/index.html#_shardfields._count',
+                                                                                                'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._ShardFields.count': ( 'ingest/index.html#_shardfields.count',
                                                                                                'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._ShardFields.record': ( 'ingest/index.html#_shardfields.record',

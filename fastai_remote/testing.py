@@ -52,6 +52,9 @@ class StoreTests:
         assert len(store)==self.n and store.fields==list(self.sample(0))
         assert store.manifest.vocab==({'cls':['a','b','c'], 'labels':['x','y']} if self.has_labels else {})
         assert store.vocab==store.manifest.vocab.get('cls', [])
+        if 'labels' in store.manifest.counts:
+            counted = [sum(label in self.sample(i)['labels'] for i in range(self.n)) for label in 'xy']
+            assert store.manifest.counts['labels']==counted
 
     def test_values_are_returned_in_the_order_of_the_numbers_which_may_repeat(self):
         got = self.make().get_many([7,2,7], ['txt','x.f4'])

@@ -202,12 +202,26 @@ def test_labels_that_are_not_counted_are_not_guessed():
     assert not overview(store).labels['cls'].counted and 'not known' in notebook_html(store, 60)
 
 def test_counts_of_labels_follow_each_change(put):
-    store,_ = put([{'txt':str(i), 'cls':'ab'[i%2]} for i in range(6)], shuffle=False)
-    def counts(store): return dict(overview(store).labels['cls'].most)
-    assert counts(store)=={'a':3,'b':3}
-    store = store.append([{'txt':'more', 'cls':'c'}], num_workers=0, progress=False)
-    assert counts(store)=={'a':3,'b':3,'c':1}
-    assert counts(store.edit(drop=[0], set={'cls':{1:'c'}}))=={'a':2,'b':2,'c':2}
+    def sample(i): return {'txt':str(i), 'cls':'ab'[i%2], 'labels':['x','y','x'][:i%4], 'tag.labels':[7,'7'][:1+i%2]}
+    store,_ = put([sample(i) for i in range(6)], shuffle=False)
+    def counts(store): return [dict(overview(store).labels[field].most) for field in ('cls','labels')]
+    assert counts(store)==[{'a':3,'b':3}, {'x':4,'y':2}] and store.class_counts('tag.labels')=={7:6,'7':3}
+    with pytest.raises(ValueError, match="several labels in 'labels'"): store.class_weights('labels')
+    more = {'txt':'more', 'cls':'c', 'labels':{'z','x'}, 'tag.labels':[]}
+    store = store.append([more], num_workers=0, progress=False)
+    assert counts(store)==[{'a':3,'b':3,'c':1}, {'x':5,'y':2,'z':1}]
+    store = store.edit(drop=[0,2], set={'cls':{1:'c'}, 'labels':{1:[], 3:['w','z']}})
+    assert counts(store)==[{'a':1,'b':2,'c':2}, {'x':2,'y':0,'z':2,'w':1}] and store.manifest.nbytes>0
+    assert store.class_counts('tag.labels')=={7:4,'7':3} and store.class_counts('labels')=={'x':2,'y':0,'z':2,'w':1}
+
+def test_bytes_of_fields_that_are_replaced_are_not_counted_twice(put):
+    store,_ = put([{'txt':'some text'} for i in range(6)], shuffle=False)
+    n = store.manifest.nbytes
+    for k in range(3):
+        fields = {'loss.f4':np.full(6, k, 'f4'), 'pred.cls':['a']*6, 'more.txt':['text']*6}
+        store = store.add_fields(fields, replace=True, vocab={'pred.cls':['a']}, num_workers=0, progress=False)
+        assert store.manifest.nbytes==n+6*(4+1+4)
+    assert store.drop_fields('loss.f4','pred.cls','more.txt').manifest.nbytes==n
 
 def test_reasons_of_failures_are_counted():
     failures = [(f'file {k}', 'too small' if k<1500 else 'late') for k in range(3000)]

@@ -24,7 +24,7 @@ from ..ingest.verify import verify_store
 from ..source.shrink import shrink
 from ..store.address import public_url
 from ..view.browser import View
-from ..view.choose import chosen_numbers, label_field
+from ..view.choose import chosen_numbers, label_field, typed_label
 from ..view.pictures import read_samples
 from ..view.sheet import sheet
 from ..write.redis import RedisWriter
@@ -274,7 +274,8 @@ def show_samples(args,
     if not 0<n<=1000 or not 16<=size<=2048: raise UsageError('--n is from 1 to 1000, and --size from 16 to 2048')
     place, = places_of(args)
     store = place.store()
-    numbers = chosen_numbers(store, n=n, split=split, label=label_of(store, label))
+    if label is not None: label = typed_label(store, label_field(store), label)
+    numbers = chosen_numbers(store, n=n, split=split, label=label)
     samples = read_samples(store, numbers, size, store.fields[:50])
     sheet(samples).save(f:=io.BytesIO(), 'PNG')
     if out:
@@ -284,12 +285,6 @@ def show_samples(args,
              for o in samples]
     document = dict(name=store.name, url=place.shown, out=out, samples=shown)
     show(args, document, samples_text(document))
-
-def label_of(store, label:str):
-    "The label that a word of the command line means: an `int` if the labels of the dataset are numbers"
-    if label is None or not label.removeprefix('-').isdecimal(): return label
-    labels = store.manifest.vocab.get(label_field(store), ['a text'])
-    return label if label in labels or isinstance(labels[0], str) else int(label)
 
 def samples_text(document:dict)->str:
     "The JSON document of `show` as text: for each sample, a line with its number, and a line for each of its values"

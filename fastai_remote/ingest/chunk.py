@@ -25,7 +25,6 @@ from ..core import crc32s
 from ..source.base import (
     as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)
 from ..write.base import label_hash, ServerRestarted
-from ..write.totals import label_texts
 
 # --- The plan
 
@@ -225,9 +224,8 @@ class Columns:
         self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
         self.boxes = _labelled_boxes(fields)
         self.notes = {}   # `{what encoding has changed: how many samples}`
-        self.labels = {} # `{field: set of texts}` of codec `labels`, as `label_texts`
         # `{field: {label or code: samples}}`
-        self.counts = {field:{} for field,d in fields.items() if d['codec']=='cls'}
+        self.counts = {field:{} for field,d in fields.items() if d['codec'] in ('cls','labels')}
         self.clear()
 
     def clear(self):
@@ -250,14 +248,15 @@ class Columns:
         if self.takes_keys and key is not None:
             check_key(key)
             if key==self.last_key: key = f'{key}-{number}'   # two samples in a row must not have one key
-        labels = {}
-        encoded = {field:self._encode(field, value, labels) for field,value in sample.items()}
+        several = {}
+        encoded = {field:self._encode(field, value, several) for field,value in sample.items()}
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
         self._check_kinds(encoded)
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
-        for field,new in labels.items(): self.labels.setdefault(field, set()).update(new)
         for field,value in encoded.items(): self._append(field, value)
-        for field,counts in self.counts.items(): counts[encoded[field]] = counts.get(encoded[field], 0)+1
+        for field,counts in self.counts.items():
+            labels = dict.fromkeys(several[field]) if field in several else (encoded[field],)
+            for label in labels: counts[label] = counts.get(label, 0)+1
         if key!=given: self.notes[_CHANGED_KEYS] = self.notes.get(_CHANGED_KEYS, 0)+1
         self.numbers.append(number)
         self.keys.append(key)
@@ -290,11 +289,11 @@ class Columns:
         try: self.stats.add(getattr(value, 'im', None) or self.codecs[self.stats_field].image(value))
         except Exception: pass   # an array that is no image can be stored, but not counted
 
-    def _encode(self, field, value, labels):
+    def _encode(self, field, value, several):
         """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label
 
-        In `labels`, the entry of a field of codec `labels` is set to `label_texts`. Raises the errors of the codec, and
-        `TypeError` or `ValueError` for a value that cannot be stored."""
+        The labels of a field of codec `labels` are put into `several`. Raises the errors of the codec, and `TypeError`
+        or `ValueError` for a value that cannot be stored."""
         codec = self.codecs[field]
         if codec.dtype is not None:
             if value is None:
@@ -306,9 +305,8 @@ class Columns:
         encoded = codec.to_bytes(value)
         if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':
-            texts = codec.from_bytes(encoded)
-            if field in self.codes: self.codes[field].check(texts)
-            labels[field] = label_texts(texts)
+            several[field] = codec.from_bytes(encoded)
+            if field in self.codes: self.codes[field].check(several[field])
         return encoded
 
     def _encode_label(self, field, label):
@@ -401,8 +399,7 @@ def _write_samples(writer, chunk, part, load, fn):
     given = record['ok']+record['failed']
     if given!=len(part):
         raise ValueError(f'{writer.name}: the source gave {given:,} samples in a part whose length is {len(part):,}')
-    record |= dict(labels={field:sorted(texts) for field,texts in columns.labels.items()},
-                   counts={field:list(counts.items()) for field,counts in columns.counts.items()})
+    record['counts'] = {field:list(counts.items()) for field,counts in columns.counts.items()}
     if columns.notes: record['notes'] = columns.notes
     if columns.stats: record['stats'] = columns.stats.to_text()
     return record,failures

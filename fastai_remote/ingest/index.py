@@ -41,7 +41,6 @@ from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardInd
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.folder_place import FolderPlace
 from ..write.shards import ShardWriter
-from ..write.totals import label_texts
 
 # %% ../../nbs/ingest/11_index.ipynb #243399dc
 class _StoredFile:
@@ -95,15 +94,15 @@ def _late_field(field):
 class _ShardFields:
     """The fields that occur in a shard: those of the plan, and others as they come
 
-    `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`; `labels`
-    and `counts` are those of a record, `{field: set of texts}` and `{field: {label or code: samples}}`."""
+    `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`; `counts`
+    are those of a record, as `{field: {label or code: samples}}`."""
     def __init__(self,
         fields:dict, # Of the plan
         vocab:dict, # Of the plan: `{field: list of labels}`
         shard:str, # Name of the shard, for messages
     ):
         self.columns,self.shard,self.notes = IndexColumns(fields),shard,Counter()
-        self.labels,self.counts = {},{}
+        self.counts = {}
         self.specs,self.vocab = self.columns.fields,vocab
         self.masks = {field for field in vocab if has_codes(fields[field]['codec'])}
         self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items()
@@ -124,11 +123,14 @@ class _ShardFields:
             if self.specs[field]['codec']!='cls': continue
             # text, also if it is like an integer
             if is_exact_label(members[field].name): self.specs[field].pop('late', None)
-            counts = self.counts.setdefault(field, {})
-            counts[value] = counts.get(value, 0)+1
+            self._count(field, [value])
         for field in members:
             if field in self.specs and self.specs[field]['codec']=='labels':
-                self.labels.setdefault(field, set()).update(_labels(members[field].content))
+                self._count(field, dict.fromkeys(_labels(members[field].content)))
+
+    def _count(self, field, labels):
+        counts = self.counts.setdefault(field, {})
+        for label in labels: counts[label] = counts.get(label, 0)+1
 
 # %% ../../nbs/ingest/11_index.ipynb #c5b638f7
 @patch
@@ -188,13 +190,13 @@ def _number_or_label(field, spec, member, codes):
     return int(number) if spec.get('staged') else number
 
 def _labels(content, codes=None):
-    """Returns the set of `label_texts` of a value of codec `labels`, bytes; raises `ValueError`, `TypeError`
+    """Returns the labels in a value of codec `labels`, bytes; raises `ValueError`, `TypeError`
 
     `codes` are the `LabelCodes` of a field whose vocabulary was given."""
     codec = get_codec('labels')
     labels = codec.from_bytes(codec.to_bytes(content))
     if codes is not None: codes.check(labels)
-    return label_texts(labels)
+    return labels
 
 # %% ../../nbs/ingest/11_index.ipynb #797cb5d6
 def index_shard(
@@ -242,7 +244,6 @@ def index_shard(
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
                   notes=dict(found.notes+left_out), stamp=file.stamp,
-                  labels={field:sorted(texts) for field,texts in found.labels.items()},
                   counts={field:list(counts.items()) for field,counts in found.counts.items()})
     index = columns.pack(file.crc, dict(record, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)

@@ -22,7 +22,7 @@ from ..source.datasets import as_source, stored_samples
 from ..store.base import field_codec, Store
 from ..write.base import revise
 from ..write.revision import AddFields, Append, check_fields, Edit, NewValues
-from ..write.totals import joined_vocab, labels_of_texts
+from ..write.totals import joined_vocab, sorted_labels
 
 class _NamedLabels:
     """Applies `fn` to a sample, and replaces codes in the result by their labels; returns a dict
@@ -180,7 +180,9 @@ def _encoded(store, field, values, check_value):
         if vocab is not None: part_vocab[field] = joined_vocab(vocab, sorted(set(labels)))
         found[field],dtype,counts = _codes(field, labels, part_vocab.get(field))
         fields[field] = dict(codec='cls', dtype=dtype)
-    elif spec['codec']=='labels': part_vocab[field] = joined_vocab(vocab or [], labels_of_texts(columns.labels[field]))
+    elif spec['codec']=='labels':
+        part_vocab[field] = joined_vocab(vocab or [], sorted_labels(columns.counts[field]))
+        counts[field] = [columns.counts[field].get(label, 0) for label in part_vocab[field]]
     if spec['dtype'] is None: fields[f'{field}.crc'] = dict(codec='crc', dtype='u4')
     nbytes = sum(map(len, found[field])) if spec['dtype'] is None else 0   # as those of numbers are not subtracted
     part = Manifest(store.name, len(numbers), fields, vocab=part_vocab, nbytes=nbytes, counts=counts)

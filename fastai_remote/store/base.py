@@ -530,5 +530,8 @@ def class_weights(self:Store,
     """Weights that give all labels the same influence, for a loss or a sampler
 
     The weight of a label is samples / (labels that occur * samples with this label), and 0 for a label without samples.
-    Raises what `class_counts` raises."""
-    return balanced_weights(list(self.class_counts(field).values()))
+    Raises what `class_counts` raises, and `ValueError` for a field with several labels for each sample."""
+    counts = list(self.class_counts(field).values())
+    if self.manifest.fields[field]['codec']=='labels':
+        raise ValueError(f'{self.name}: samples have several labels in {field!r}, and weights are those of one label')
+    return balanced_weights(counts)

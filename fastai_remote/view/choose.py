@@ -16,6 +16,23 @@ def label_field(
     if not fields: raise ValueError(f'{store.name}: no field has labels; where= takes values of other fields')
     return 'cls' if 'cls' in fields else fields[0]
 
+def typed_label(
+    store:Store,
+    field:str, # A field with one label, or several, for each sample
+    text:str, # A label as a person writes it
+    may_be_new:bool=False # May it be a label that the dataset does not have yet?
+): # `str` or `int`
+    "The label that a text means, as labels may be numbers; raises `UnknownField`, and `ValueError` if there is none"
+    if store.field_table.entry(field)['codec'] not in ('cls','labels'):
+        raise ValueError(f'{store.name}: {field!r} has no labels')
+    vocab = store.manifest.vocab.get(field)
+    for label in vocab or ():
+        if str(label)==text: return label
+    are_numbers = vocab is None or bool(vocab) and not any(isinstance(label, str) for label in vocab)
+    if are_numbers and (may_be_new or vocab is None) and text.removeprefix('-').isdecimal(): return int(text)
+    if may_be_new and text and not are_numbers: return text
+    raise ValueError(f"{store.name}: no label {text!r:.60} in field {field!r}{', whose labels are numbers' if are_numbers else ''}")
+
 def items_of(
     store:Store,
     split:str|list=None, # Only samples of this split, or of these splits

@@ -12,14 +12,16 @@ from threading import Lock
 
 import numpy as np
 
+from .choose import typed_label
 from .job import Job
 from ..core import CorruptSample, MissingSample, size_str
-from ..store.base import has_keys, Store
+from ..store.base import field_codec, has_keys, Store
 
 BLOCK = 1<<20 # Samples whose numbers or labels are read at once
 MAX_SORT_BYTES = 600_000_000 # Memory that a sort may take
 _COUNTED = 1<<16 # Samples whose bits are counted together
 _MAX_TEXTS,_TEXT_BYTES = 4096,1<<23 # Texts that are read at once, and roughly their bytes
+_MAX_UNREAD = 1000 # Samples that cannot be read, after which a filter or a sort fails
 
 # --- Query
 
@@ -56,7 +58,7 @@ class Query:
     def check(self, store:Store):
         "Raises `UnknownField`, and `ValueError` for a split, a label or a field that does not fit"
         if self.split and self.split not in store.splits: raise ValueError(f'{store.name}: no split {self.split!r}')
-        if self.label_field: label_code(store, self.label_field, self.label)
+        if self.label_field: typed_label(store, self.label_field, self.label)
         if self.has: store.may_lack(self.has)
         for field in filter(None, (self.range_field, self.sort)):
             if store.field_table.entry(field)['dtype'] is None: raise ValueError(f'{field!r} has no numbers')
@@ -73,18 +75,6 @@ class Query:
 def text_fields(store:Store)->list:
     "The fields in which a search looks"
     return [field for field in store.fields if store.field_table.entry(field)['codec'] in ('txt','json')]
-
-def label_code(
-    store:Store,
-    field:str, # A field with one label for each sample
-    label:str # As the page shows it
-)->int:
-    "The stored number of a label; raises `UnknownField`, and `ValueError` if there is no such label"
-    if store.field_table.entry(field)['codec']!='cls': raise ValueError(f'{field!r} has no labels')
-    for code,known in enumerate(store.manifest.vocab.get(field, ())):
-        if str(known)==label: return code
-    if not store.manifest.vocab.get(field) and label.removeprefix('-').isdecimal(): return int(label)
-    raise ValueError(f'{store.name}: no label {label!r:.60} in {field!r}')
 
 # --- What was found
 
@@ -161,14 +151,18 @@ class Answer:
         self.store,self.query = store,query
         among = query.numbers(store)
         self.samples = Found(among) if query.is_filter else Whole(among)
-        self.unread = 0 # Samples that a search could not read
+        self.unread = [] # Numbers of samples that could not be read
         self.job = Job(self._find) if query.is_filter or query.sort else None
 
     def progress(self)->dict:
         "What the page shows: number of samples so far, and how far the work is"
         job = self.job.progress() if self.job else dict(state='done', done=0, of=0, error='', note='')
-        note = f'{self.unread:,} samples could not be read' if self.unread else job['note']
-        return {**job, 'n':len(self.samples), 'note':note}
+        return {**job, 'n':len(self.samples), 'note':job['note'] or self._unread_text()}
+
+    def _unread_text(self):
+        if not self.unread: return ''
+        some = ', '.join(f'{number:,}' for number in self.unread[:5])
+        return f"{len(self.unread):,} samples could not be read: {some}{', …' if len(self.unread)>5 else ''}"
 
     def _find(self, job):
         if self.query.is_filter: self._filter(job)
@@ -177,55 +171,90 @@ class Answer:
     def _filter(self, job):
         query,store,among = self.query,self.store,self.query.numbers(self.store)
         has = _Masks(store.presence(query.has), among.start) if query.has else None
-        code = label_code(store, query.label_field, query.label) if query.label_field else None
+        of_numbers,of_values = self._conditions()
         for start in range(among.start, among.stop, BLOCK):
             job.step(start-among.start, len(among))
             numbers = np.arange(start, min(start+BLOCK, among.stop))
             mask = np.ones(len(numbers), bool) if has is None else has.take(len(numbers))
-            if code is not None: mask &= _matches(store, query.label_field, numbers, lambda codes: codes==code)
-            if query.range_field: mask &= _matches(store, query.range_field, numbers, self._in_range)
-            if query.text or query.key:
-                if self._search(job, numbers, mask): return
+            for field,condition in of_numbers:
+                values,present = self._column(field, numbers)
+                mask &= condition(values)&present
+            if of_values or query.key:
+                if self._search(job, numbers, mask, of_values): return
             else: self.samples.add(start, mask)
+
+    def _conditions(self):
+        "Lists of `(field, function of an array of numbers or codes)`, and of `(fields, function of a stored value)`"
+        query,store,of_numbers,of_values = self.query,self.store,[],[]
+        if query.range_field: of_numbers.append((query.range_field, self._in_range))
+        if query.label_field:
+            field,label = query.label_field,typed_label(store, query.label_field, query.label)
+            vocab,codec = store.manifest.vocab.get(field),field_codec(store, field)
+            code = vocab.index(label) if vocab else label
+            if codec.name=='labels': of_values.append(([field], lambda value: label in codec.from_bytes(value)))
+            else: of_numbers.append((field, lambda codes: codes==code))
+        text = query.text.casefold()
+        if text: of_values.append((text_fields(store), lambda value: text in value.decode(errors='replace').casefold()))
+        return of_numbers,of_values
 
     def _in_range(self, values):
         low,high = self.query.low,self.query.high
         return (values>=(-np.inf if low is None else low))&(values<=(np.inf if high is None else high))
 
-    def _search(self, job, numbers, mask):
-        "Adds those of `numbers` with `mask` that have the text or the key; returns whether the search is over"
+    def _search(self, job, numbers, mask, conditions):
+        "Adds those of `numbers` with `mask` whose values or keys fit; returns whether the search is over"
         query,store,among = self.query,self.store,self.query.numbers(self.store)
         mean = store.manifest.nbytes//max(len(store), 1)
         step = max(8, min(_MAX_TEXTS, _TEXT_BYTES//max(mean, 1))//8*8)
         for k in range(0, len(numbers), step):
             job.step(int(numbers[k])-among.start, len(among))
-            some = numbers[k:k+step][mask[k:k+step]]
-            if not len(some): continue
-            found = mask[k:k+step].copy()
-            if query.text: found[found] = self._have_text(some)
-            if query.key:
+            found,hits = mask[k:k+step].copy(),[]
+            for fields,condition in conditions:
+                found[found] = self._fit(numbers[k:k+step][found], fields, condition)
+            if query.key and found.any():
+                some = numbers[k:k+step][found]
                 hits = [number for number,key in zip(some.tolist(), store.keys(some)) if key==query.key]
                 found = np.isin(numbers[k:k+step], hits[:1])
             self.samples.add(int(numbers[k]), found)
-            if query.key and hits: return True
+            if hits: return True
         return False
 
-    def _have_text(self, numbers):
-        "Which samples have the text, bool; those that cannot be read are counted"
-        wanted,result = self.query.text.casefold(),np.zeros(len(numbers), bool)
-        for field in text_fields(self.store):
-            spec = f'{field}?' if self.store.may_lack(field) else field
-            for k,value in enumerate(self._values(numbers, spec)):
-                if value is not None: result[k] |= wanted in value.decode(errors='replace').casefold()
+    def _fit(self, numbers, fields, condition):
+        "Which samples have a value in one of `fields` that fits, bool; those that cannot be read do not"
+        result = np.zeros(len(numbers), bool)
+        for field in fields if len(numbers) else ():
+            for k,value in enumerate(self._values(field, numbers)):
+                try: result[k] |= value is not None and condition(value)
+                except ValueError: self._note_unread(numbers[k])
         return result
 
-    def _values(self, numbers, spec):
-        "The values of `spec`, `None` where one is missing or damaged"
+    def _values(self, field, numbers):
+        "The values of a field, `None` where one is missing or damaged"
+        spec = f'{field}?' if self.store.may_lack(field) else field
         try: return self.store.get_many(numbers, spec)[spec]
-        except (CorruptSample,MissingSample):
-            if len(numbers)>1: return [value for number in numbers for value in self._values([number], spec)]
-            self.unread += 1
-            return [None]
+        except (CorruptSample,MissingSample) as e:
+            if len(numbers)==1: return [self._note_unread(numbers[0], e)]
+            half = len(numbers)//2
+            return [*self._values(field, numbers[:half]), *self._values(field, numbers[half:])]
+
+    def _column(self, field, numbers):
+        "As the function `_column`; a number that is missing or damaged is none"
+        try: return _column(self.store, field, numbers)
+        except (CorruptSample,MissingSample) as e:
+            if len(numbers)==1:
+                self._note_unread(numbers[0], e)
+                return np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
+            half = len(numbers)//2
+            parts = [self._column(field, some) for some in (numbers[:half], numbers[half:])]
+            return tuple(map(np.concatenate, zip(*parts)))
+
+    def _note_unread(self, number, error=None):
+        "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
+        if number in self.unread: return
+        if len(self.unread)==_MAX_UNREAD:
+            raise CorruptSample(f'{self._unread_text()}: `store.verify()` says which others, and where they are; the '
+                                f'last one: {error}')
+        self.unread.append(int(number))
 
     def _sort(self, job):
         "Sample numbers in the order of `query.sort`, uint32; equal ones in their order, those without it at the end"
@@ -241,7 +270,7 @@ class Answer:
         for k in range(0, n, BLOCK):
             job.step(k, n)
             some = self.samples.numbers(k, BLOCK)
-            key,present = _sort_keys(*_column(store, field, some), self.query.descending)
+            key,present = _sort_keys(*self._column(field, some), self.query.descending)
             rest,some,start = some[~present],some[present],stop
             stop,end = stop+len(some),end-len(rest)
             key = key[present].astype(np.uint64)
@@ -314,10 +343,6 @@ def _column(store, field, numbers):
     present = np.array([value is not None for value in values], bool)
     dtype = store.field_table.entry(field)['dtype']
     return np.array([0 if value is None else value for value in values], dtype),present
-
-def _matches(store, field, numbers, condition):
-    values,present = _column(store, field, numbers)
-    return condition(values)&present
 
 def _sort_keys(values, present, is_descending):
     "Unsigned numbers in the order of `values`, and which samples have a number, bool"

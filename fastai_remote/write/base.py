@@ -345,8 +345,8 @@ class Writer:
     def done(self,
         chunk:int, # Number of the chunk
         # `ok` and `failed` (counts of samples), `bytes`, `gaps` (a list of ranges `[start, stop]` of numbers without a
-        # sample), and if there are any `counts` (`{field: list of [label or code, number of samples]}` of codec `cls`),
-        # `labels` (`{field: list of texts}` of codec `labels`, as `label_texts`), `stats` (text from `ImageStats`)
+        # sample), and if there are any `counts` (`{field: list of [label or code, number of samples]}` of the codecs
+        # `cls` and `labels`), `stats` (text from `ImageStats`)
         record:dict,
         failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
         run:str=None, # What `server_run` returned when the chunk began

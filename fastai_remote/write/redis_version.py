@@ -56,7 +56,7 @@ class RedisVersion(NewVersion):
         Subtracts about their bytes from `manifest.nbytes`. Fixed-width values stay where they are."""
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
-            self.manifest.nbytes -= round(self.mean_bytes(field)*len(numbers))
+            self.subtract_bytes(round(self.mean_bytes(field)*len(numbers)))
             for part,_,inside in self.columns[field].groups(numbers):
                 self._free_values(self.parts[part].layout, field, np.sort(self._places(part, inside)))
 
@@ -82,8 +82,9 @@ class RedisVersion(NewVersion):
 
     def forget(self, fields):
         for field in fields:
-            if self.fields[field]['dtype'] is None:
-                self.manifest.nbytes -= round(self.mean_bytes(field)*self.columns[field].n)
+            n,dtype = self.columns[field].n,self.fields[field]['dtype']
+            if dtype is None: self.subtract_bytes(round(self.mean_bytes(field)*n))
+            elif not field.endswith('.crc'): self.subtract_bytes(n*np.dtype(dtype).itemsize)
         for part in self.parts:
             dropped = {field:spec for field,spec in part.fields.items() if field in fields}
             self.dropped += value_keys(part.layout, dropped, part.n_places)[2:]   # without its failures and gaps

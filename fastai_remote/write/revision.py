@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..codec.numbers import LabelCodes
 from ..codec.stats import joined_summary
 from ..core import CorruptSample, Manifest, MissingSample, StoreExists
 from ..runs import pack_tables, RunTable
@@ -174,6 +175,12 @@ class NewVersion:
         "Notes that values are not needed any more, and subtracts about their bytes from `manifest.nbytes`"
         raise NotImplementedError
 
+    def subtract_bytes(self,
+        n:int # About how many bytes less the dataset has
+    ):
+        "Subtracts from `manifest.nbytes`, which no estimate makes negative"
+        self.manifest.nbytes = max(self.manifest.nbytes-n, 0)
+
     def change_columns(self,
         fields, # Names of fields
         change # `change(RunTable)` -> RunTable
@@ -288,7 +295,7 @@ def subtract_counts(
     store:Store, # The version before
     numbers:np.ndarray, # Sample numbers in the version before
     fields, # Names of fields; those without counts are ignored
-    step:int=1<<18 # Samples that are read at a time
+    step:int=1<<16 # Samples that are read at a time
 ):
     """Reduces `manifest.counts` by the labels that the samples `numbers` have in `store`, if they have any
 
@@ -296,15 +303,22 @@ def subtract_counts(
     for field in fields:
         if field not in manifest.counts: continue
         counts = np.array(manifest.counts[field], np.int64)
-        wanted = f'{field}?' if store.may_lack(field) else field
         try:
             for k in range(0, len(numbers), step):
-                codes = store.get_many(numbers[k:k+step], wanted, check=True)[wanted]
-                codes = np.array([code for code in codes if code is not None], np.int64) if wanted!=field else codes
-                counts -= np.bincount(codes, minlength=len(counts))
+                counts -= np.bincount(_codes_of(store, field, numbers[k:k+step]), minlength=len(counts))
             manifest.counts = {**manifest.counts, field:counts.tolist()}
-        except (CorruptSample,MissingSample):
+        except (CorruptSample,MissingSample,ValueError):
             manifest.counts = {other:o for other,o in manifest.counts.items() if other!=field}
+
+def _codes_of(store, field, numbers):
+    "Codes of the labels that samples have in a field; of several labels of a sample, each once. Raises also `ValueError`"
+    wanted,is_list = f'{field}?' if store.may_lack(field) else field,store.manifest.fields[field]['codec']=='labels'
+    found = store.get_many(numbers, wanted, decode=is_list)[wanted]
+    if isinstance(found, np.ndarray): return found
+    if not is_list: return np.array([code for code in found if code is not None], np.int64)
+    codes = LabelCodes(field, store.manifest.vocab[field]).codes
+    try: return np.array([codes[label] for labels in found for label in set(labels or ())], np.int64)
+    except KeyError as e: raise ValueError(f'{field!r} has no label {e}') from None
 
 def add_labels(
     manifest:Manifest, # Of the new version

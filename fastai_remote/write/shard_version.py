@@ -23,7 +23,7 @@ class ShardVersion(NewVersion):
 
     Shards are never changed. Appended samples are more shards, dropped ones are gaps, and all other new values are in
     added parts. As everywhere, its `nbytes` are those of the values that the version has: values that were replaced or
-    dropped do not count, though they stay in the shards. Numbers and labels are not subtracted."""
+    dropped do not count, though they stay in the shards. Numbers and labels are only subtracted with their field."""
     def __init__(self,
         store:ShardReader, # The version that is there
         generation:int # Of the new version
@@ -65,12 +65,12 @@ class ShardVersion(NewVersion):
     def free(self, numbers, fields):
         for field in fields:
             self.counts[field] -= int(self.reader.has(field, numbers).sum())
-            if self.fields[field]['dtype'] is None: self.manifest.nbytes -= _value_bytes(self.reader, field, numbers)
+            if self.fields[field]['dtype'] is None: self.subtract_bytes(_value_bytes(self.reader, field, numbers))
 
     def forget(self, fields):
         for field in fields:
-            if self.fields[field]['dtype'] is None: self.manifest.nbytes -= _field_bytes(self.reader, field)
-            self.counts.pop(field, None)
+            n,dtype = self.counts.pop(field, 0),self.fields[field]['dtype']
+            self.subtract_bytes(_field_bytes(self.reader, field) if dtype is None else n*np.dtype(dtype).itemsize)
         for entry in self.manifest.added: entry['fields'] = [f for f in entry.get('fields', ()) if f not in fields]
 
     def finish(self):

@@ -6,7 +6,6 @@ Docs: page `write/totals`"""
 # nothing for each sample. A split begins at its first place, less the gaps before it. Vocabularies are all labels that
 # occur, sorted. More than 2²⁰ distinct integers are not classes: of these, only the smallest and the largest are kept.
 
-import json
 from array import array
 
 import numpy as np
@@ -19,17 +18,11 @@ from ..runs import GapTable, TooManyRuns
 
 MAX_CLASSES = 1<<20 # More distinct integers than this are numbers, not labels
 
-def label_texts(
-    labels:list # Labels of one sample, `str` or `int`
-)->set: # Of `str`
-    "Returns the labels as JSON texts, in which 1 and '1' differ: the form in which vocabularies are gathered"
-    return {json.dumps(label, ensure_ascii=False) for label in labels}
-
-def labels_of_texts(
-    texts, # JSON texts of labels, as `label_texts` returns them
+def sorted_labels(
+    labels # `str` or `int`, each of them once
 )->list: # Numbers first, ascending, then `str`, in alphabetical order
-    "Returns the vocabulary: the sorted labels of which `texts` are the JSON texts"
-    return sorted(map(json.loads, texts), key=lambda label: (isinstance(label, str), label))
+    "Returns the vocabulary of a field with several labels for each sample"
+    return sorted(labels, key=lambda label: (isinstance(label, str), label))
 
 def joined_vocab(
     known:list, # Labels in the order of their codes
@@ -49,7 +42,7 @@ class Totals:
         self.chunks,self.ok,self.nbytes,self.failed = 0,0,0,0
         self.with_field = {} # `{field: number of samples that have it}`, if samples may have different fields
         self.ends = array('q') # Starts and stops of the gaps
-        self.labels,self.counts = {},{} # As in `Writer.done`
+        self.counts = {} # As in `Writer.done`
         self.stats = ImageStats()
 
     def add(self,
@@ -68,7 +61,6 @@ class Totals:
         for start,stop in record['gaps']:
             if len(self.ends) and self.ends[-1]==start: self.ends[-1] = stop
             else: self.ends.extend((start, stop))
-        for field,texts in record.get('labels', {}).items(): self.labels.setdefault(field, set()).update(texts)
         for field,counts in record.get('counts', {}).items(): self._add_counts(field, counts)
         if record.get('stats'): self.stats += ImageStats.from_text(record['stats'])
 
@@ -138,8 +130,9 @@ class Totals:
             manifest.counts[field] = [counts.get(label, 0) for label in vocab]
         elif spec['codec']=='cls' and field in manifest.vocab:
             manifest.counts[field] = [counts.get(code, 0) for code in range(len(manifest.vocab[field]))]
-        elif spec['codec']=='labels' and field not in manifest.vocab:
-            manifest.vocab[field] = labels_of_texts(self.labels.get(field, ()))
+        elif spec['codec']=='labels':
+            vocab = manifest.vocab.setdefault(field, sorted_labels(counts))
+            manifest.counts[field] = [counts.get(label, 0) for label in vocab]
 
 class _IntegerRange:
     "The smallest and the largest of integers that are too many to be classes"
