@@ -10,7 +10,7 @@ from PIL import Image
 from clusters import wait_for
 from inputs import write_tar
 from fastai_remote import index_shards, MemoryStore, RedisStore, ShardStore, to_redis, to_shards
-from fastai_remote.core import Manifest
+from fastai_remote.core import CorruptSample, Manifest
 from fastai_remote.store.base import Store
 from fastai_remote.view.browser import View
 from fastai_remote.view.query import Answer, Query
@@ -194,6 +194,32 @@ def test_sorts_of_all_kinds_of_numbers(dtype):
         if descending: expected = 499-np.argsort(values[::-1], kind='stable')[::-1]
         assert np.array_equal(order, expected) or np.array_equal(values[order], values[expected])
 
+TAGS = {split:[{'txt':f'{i}', 'cls':'ab'[i%2], 'kind.cls':i%4, 'labels':['x','"y"'][:i%3]} for i in numbers]
+        for split,numbers in (('train',range(12)), ('valid',range(12, 20)))}
+
+def test_fields_with_several_labels_are_filtered_counted_and_corrected(put, view):
+    page = view(put(TAGS, shuffle=False)[0], edit=True)
+    assert get(page, 'dataset')['labels']=={'cls':['a','b'], 'kind.cls':['0','1','2','3'], 'labels':['"y"','x']}
+    assert found(page, label_field='labels', label='x')==[i for i in range(20) if i%3]
+    assert found(page, label_field='labels', label='"y"', split='valid')==[14,17]
+    assert found(page, label_field='kind.cls', label='3')==[3,7,11,15,19]
+    wait_for(lambda: get(page, 'overview')['state']=='done')
+    labels = get(page, 'overview')['result']['labels']
+    assert labels['labels']['most']==[['x',13],['"y"',6]] and labels['labels']['in_splits']=={'train':[8,4],'valid':[5,2]}
+    assert labels['kind.cls']['in_splits']=={'train':[3]*4,'valid':[2]*4}
+    one = {field['name']:field for field in get(page, 'sample', number=2)['fields']}
+    assert one['labels']['labels']==['x','"y"'] and one['cls']['labels'] is None
+    post(page, 'mark', number=2, field='labels', value=['x','z'])
+    post(page, 'mark', number=3, field='labels', value=[])
+    post(page, 'mark', number=5, field='kind.cls', value='9')
+    for field,value in ('labels','x'), ('labels',['']), ('labels',[1]), ('kind.cls','x'), ('cls',['a']), ('txt','a'):
+        assert request(page, 'mark', {'number':1, 'field':field, 'value':value})[0].status==422
+    post(page, 'apply')
+    assert changed(page)['state']=='done'
+    store = page.store.reopened()
+    assert (store[2]['labels'], store[3]['labels'], store[5]['kind.cls'])==(['x','z'],[],9)
+    assert store.class_counts('labels')=={'"y"':5,'x':13,'z':1} and store.class_counts('kind.cls')[9]==1
+
 def test_samples_that_have_a_field_or_lack_its_numbers(tmp_path, view):
     members = [(f'{i:02}.{field}', b'%d' % i) for i in range(20) for field in ('txt','cls') if field=='txt' or i%3]
     page = view(index_shards([str(write_tar(tmp_path/'a.tar', members))], tmp_path/'index', progress=False).store)
@@ -260,8 +286,26 @@ def test_a_damaged_sample_shows_its_error_in_its_tile(fresh, view):
     assert fields['png']['kind']=='error' and fields['png']['checksum']=='damaged or missing' and fields['txt']['text']
     assert found(page, text='snow')==list(range(0, N, 8))
     id = post(page, 'query', query={'text':'snow'})['id']
-    assert get(page, 'progress', id=id)['note']=='1 samples could not be read'
+    assert get(page, 'progress', id=id)['note']=='1 sample could not be read: 4'
     assert post(page, 'mark', number=3, value=True)['drop']==[3]   # what is damaged can be dropped
+
+def test_numbers_that_are_damaged_are_named_and_left_out(fresh, view):
+    store = to_redis(SAMPLES, fresh.url, 'pets', **OPTIONS).store
+    for number in 7, 31: redis.from_url(fresh.url).setrange('pets:loss.f4#0', 8*number, b'\1\2\3')
+    page = view(store)
+    losses = [i*7%N/8 for i in range(N)]
+    query = dict(range_field='loss.f4', low=1, high=3)
+    assert found(page, **query)==[i for i,loss in enumerate(losses) if 1<=loss<=3 and i not in (5,7,31)]
+    id = post(page, 'query', query=query)['id']
+    assert get(page, 'progress', id=id)['note']=='2 samples could not be read: 7, 31'
+    assert found(page, sort='loss.f4')[-3:]==[5,7,31]
+    class Damaged(Numbers):
+        def read_values(self, numbers, fields): raise CorruptSample('damaged')
+    answer = Answer(Damaged(100_000, 'f4'), Query(range_field='x.f4', low=1))
+    answer.job.thread.join()
+    progress = answer.progress()
+    assert progress['state']=='failed' and progress['error'].startswith('1,000 samples could not be read: 0, 1, 2, 3, 4')
+    assert '`store.verify()` says which others' in progress['error']
 
 def test_a_server_that_is_away_is_an_error_until_it_is_back(fresh, view):
     to_redis(SAMPLES, fresh.url, 'pets', **OPTIONS)

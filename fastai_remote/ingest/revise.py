@@ -150,11 +150,12 @@ def _known_fields(store, fields):
 # what cannot be stored is refused before anything is written, and then written as a part for each field. Of labels, the
 # codes of the new version are stored.
 
-def _encoded(store, field, values, check_value):
+def _encoded(store, field, values, check_value, step):
     """The `NewValues` of a field: `values`, `{sample number: new value}`, encoded; of labels their codes
 
-    Labels that are new get the next codes. `check_value` is that of the writer. Raises `IngestError`, which names the
-    sample, for a value that cannot be stored, and `TypeError` or `ValueError` for labels of another kind."""
+    Labels that are new get the next codes. `check_value` is that of the writer, and `step` that of `NewValues`, which
+    is called here as well. Raises `IngestError`, which names the sample, for a value that cannot be stored, and
+    `TypeError` or `ValueError` for labels of another kind."""
     def failed(number, error):
         return IngestError(f'{store.name}: each sample needs a value, so nothing has changed:\n  sample {number}: '
                            f'{failure_reason(error)}')
@@ -174,6 +175,7 @@ def _encoded(store, field, values, check_value):
     for number in numbers:
         try: columns.add(number, {field:values[number]})
         except Exception as e: raise failed(number, e) from e
+        step(1)
     found,fields = columns.columns(as_hashes=False),{field:spec}
     if spec['codec']=='cls':
         labels = columns.values[field]
@@ -186,7 +188,7 @@ def _encoded(store, field, values, check_value):
     if spec['dtype'] is None: fields[f'{field}.crc'] = dict(codec='crc', dtype='u4')
     nbytes = sum(map(len, found[field])) if spec['dtype'] is None else 0   # as those of numbers are not subtracted
     part = Manifest(store.name, len(numbers), fields, vocab=part_vocab, nbytes=nbytes, counts=counts)
-    return NewValues(part, np.array(numbers, np.int64), found)
+    return NewValues(part, np.array(numbers, np.int64), found, step)
 
 def _codes(field, labels, vocab):
     """`(codes, dtype, counts)` of labels: an array; its type; `{field: number of samples of each label}`
@@ -203,6 +205,7 @@ def edit_samples(
     store:Store, # The dataset
     drop=(), # As in `DatasetOps.edit`
     set:dict=None, # As in `DatasetOps.edit`
+    progress=None # As in `DatasetOps.edit`
 )->Store: # The new version; `store` itself if there is nothing to change
     """Do what `DatasetOps.edit` does
 
@@ -221,8 +224,13 @@ def edit_samples(
     if both: raise ValueError(f'{store.name}: sample {both[0]} is to be removed and changed')
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     if not len(drop) and not values: return store
-    reviser = store.reviser(Edit(drop))
-    revise(reviser, [_encoded(store, field, changed, reviser.check_value) for field,changed in values.items()])
+    reviser,done,of = store.reviser(Edit(drop)),0,2*sum(map(len, values.values()))
+    def step(n):   # each value is encoded, and written
+        nonlocal done
+        done += n
+        if progress: progress(done, of)
+    new = [_encoded(store, field, changed, reviser.check_value, step) for field,changed in values.items()]
+    revise(reviser, new)
     return store.reopened()
 
 def _check_version(store, numbers):

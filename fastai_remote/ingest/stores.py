@@ -138,6 +138,8 @@ class DatasetOps:
     def edit(self,
         drop=(), # Numbers of samples to remove
         set:dict=None, # `{field: {sample number: new value}}`
+        # `progress(done, of)` is called as new values are encoded and written; if it raises an error, nothing changes
+        progress=None
     )->Self: # The new version
         """Remove samples, and change values of others, by the numbers that they have now
 
@@ -148,7 +150,7 @@ class DatasetOps:
         there is nothing to do, returns this store. Raises `IndexError` for a sample that does not exist,
         `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample is to be removed
         and changed, or none would be left."""
-        return edit_samples(self, drop, set)
+        return edit_samples(self, drop, set, progress)
 
     def add_fields(self,
         # `fn(sample)` -> `{new field: value}`, run in the workers on every sample, as in `map`; or `{new field: array

@@ -12,9 +12,10 @@ from importlib.resources import files
 from threading import Lock
 from urllib.parse import urlsplit
 
+from .choose import typed_label
 from .job import Job
 from .marks import found_again, identity, Marks, marks_file
-from .overview import overview, RATIOS
+from .overview import count_in_splits, overview, RATIOS
 from .pictures import cut_text, read_samples, read_values, Sample, shown_kind, shown_value
 from .query import Answers, Query, text_fields, Whole
 from .server import PageError, PageServer
@@ -110,9 +111,10 @@ class View:
         store,table = self.store,self.store.field_table
         kinds = {field:shown_kind(store, field) for field in store.fields}
         fields = [dict(name=field, kind=kind, codec=table.entry(field)['codec'], may_lack=store.may_lack(field),
-                       is_number=kind=='number') for field,kind in kinds.items()]
+                       is_number=kind=='number', can_correct=_can_correct(store, field))
+                  for field,kind in kinds.items()]
         labels = {field:list(map(str, store.manifest.vocab.get(field, [])[:_MOST_LABELS])) for field in store.fields
-                  if table.entry(field)['codec']=='cls'}
+                  if table.entry(field)['codec'] in ('cls','labels')}
         return dict(name=store.name, n=len(store), uid=store.manifest.uid, origin=store.origin, fields=fields,
                     labels=labels, splits=store.splits, edit=self.edit, has_keys=has_keys(store),
                     has_texts=bool(text_fields(store)), created=store.manifest.created,
@@ -154,9 +156,15 @@ class View:
         return kind,self.store.get_many([int(number)], field)[field][0]
 
     def overview(self):
-        "Counts, sizes and versions, estimated from some samples; `None` until they were read"
-        if self._overview is None: self._overview = Job(lambda job: asdict(overview(self.store)))
+        "Counts, sizes and versions, estimated from some samples; `None` until these were read"
+        if self._overview is None or self._overview.state in ('cancelled','failed'): self._overview = Job(self._look)
         return {**self._overview.progress(), 'result':self._overview.result, 'ratios':RATIOS}
+
+    def _look(self, job):
+        o = overview(self.store)
+        job.result,job.note = asdict(o),'counting the labels in each split'
+        count_in_splits(self.store, o, job.step)
+        return asdict(o)
 
     # --- Filters and sorts
 
@@ -179,7 +187,8 @@ class View:
 
     def cancel(self, id):
         "End the search for an answer; what was found stays"
-        job = self._change if id=='change' else self._answer_of(id).job
+        jobs = {'change':self._change, 'overview':self._overview}
+        job = jobs[id] if id in jobs else self._answer_of(id).job
         if job: job.cancel()
         return {}
 
@@ -195,7 +204,7 @@ class View:
         "Mark a sample to be dropped, or to get the label `value`; `None` takes the mark back"
         number, = self.store.check_numbers([int(number)]).tolist()
         if self._is_changing(): raise PageError(409, 'the marks are being applied')
-        if value is not None: value = _label(self.store, field, value) if field else True
+        if value is not None: value = _new_value(self.store, field, value) if field else True
         self.marks.add([dict(number=number, field=field, value=value, **identity(self.store, number))])
         return self.changes()
 
@@ -218,7 +227,7 @@ class View:
 
     def _apply(self, job, changes):
         job.note = _call(changes)
-        marks,store = self.marks,self.store.edit(**changes)
+        marks,store = self.marks,self.store.edit(**changes, progress=job.step)
         marks.clear()
         self._open(store)
 
@@ -259,6 +268,7 @@ def _field(store, number, field, value):
     entry = store.field_table.entry(field)
     shown = shown_value(store, number, field, value, 64)
     text = shown.text
+    labels = shown.marks if shown.kind=='labels' else None
     if shown.kind in ('text','other','bytes') and isinstance(value, bytes) and len(value)<=4*_MAX_TEXT:
         text = cut_text(value.decode(errors='replace') if shown.kind!='bytes' else text, _MAX_TEXT)
     has_checksum = field not in store.unchecked
@@ -266,7 +276,7 @@ def _field(store, number, field, value):
     if shown.kind=='error': checksum = 'damaged or missing' if isinstance(value, Exception) else checksum
     where = '' if shown.kind=='missing' else _where(store, number, field)
     is_sound = shown.kind=='audio' and field.rsplit('.', 1)[-1].lower() in _SOUNDS
-    return dict(name=field, kind=shown.kind, codec=entry['codec'], dtype=entry['dtype'], text=text,
+    return dict(name=field, kind=shown.kind, codec=entry['codec'], dtype=entry['dtype'], text=text, labels=labels,
                 nbytes=shown.nbytes, where=where, checksum=checksum, is_sound=is_sound,
                 has_picture=shown.image is not None)
 
@@ -284,16 +294,19 @@ def _where(store, number, field):
     try: return store.location(number, field).strip().removeprefix('in ')
     except StoreError as e: return str(e)
 
-def _label(store, field, text):
-    "The label that `text` stands for: one of the vocabulary, or a new one; raises `PageError`"
-    if store.field_table.entry(field)['codec']!='cls' or not isinstance(text, str) or not text:
-        raise PageError(422, f'{field!r} takes no label {text!r:.60}')
-    vocab = store.manifest.vocab.get(field, [])
-    known = next((label for label in vocab if str(label)==text), None)
-    if known is not None: return known
-    if vocab and isinstance(vocab[0], str): return text
-    try: return int(text)
-    except ValueError: raise PageError(422, f'labels of {field!r} are numbers, not {text!r:.60}') from None
+def _can_correct(store, field):
+    "Has a field labels that a person may correct? Those of boxes belong to their boxes"
+    codec = store.field_table.entry(field)['codec']
+    return codec=='cls' or codec=='labels' and 'boxes' not in field.split('.')
+
+def _new_value(store, field, given):
+    "The label, or the list of labels, that the texts `given` mean; raises `PageError`, `UnknownField`, `ValueError`"
+    is_list = store.field_table.entry(field)['codec']=='labels'
+    texts = given if is_list else [given]
+    if not _can_correct(store, field) or not isinstance(texts, list) or not all(isinstance(o, str) for o in texts):
+        raise PageError(422, f'{field!r} takes no label {given!r:.60}')
+    labels = [typed_label(store, field, text, may_be_new=True) for text in texts]
+    return labels if is_list else labels[0]
 
 def _call(changes):
     "The call of `store.edit` as text"

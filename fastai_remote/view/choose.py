@@ -31,7 +31,8 @@ def typed_label(
     are_numbers = vocab is None or bool(vocab) and not any(isinstance(label, str) for label in vocab)
     if are_numbers and (may_be_new or vocab is None) and text.removeprefix('-').isdecimal(): return int(text)
     if may_be_new and text and not are_numbers: return text
-    raise ValueError(f"{store.name}: no label {text!r:.60} in field {field!r}{', whose labels are numbers' if are_numbers else ''}")
+    hint = ', whose labels are numbers' if are_numbers else ''
+    raise ValueError(f'{store.name}: no label {text!r:.60} in field {field!r}{hint}')
 
 def items_of(
     store:Store,

@@ -85,7 +85,7 @@ def labels_html(
     rest = counts.n_labels-len(shown)
     if not rest: return bars
     n = counts.others+sum(n for _,n in counts.most[most:])
-    return f'{bars}<span class="quiet">and {rest:,} more labels, of {n:,} samples</span>'
+    return f'{bars}<span class="quiet">and {rest:,} more labels, which occur {n:,} times</span>'
 
 def sample_html(
     sample:Sample,

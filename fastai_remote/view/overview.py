@@ -18,6 +18,7 @@ from ..codec.images import check_image
 from ..core import StoreUnavailable
 from ..order.permutation import Permutation
 from ..store.base import Store
+from ..write.revision import codes_of_labels
 from .pictures import cut_text, read_values, shown_kind
 
 @dataclass
@@ -36,9 +37,10 @@ class LabelCounts:
     n_labels:int # Labels in the vocabulary
     # The most frequent labels, `(label, number of samples)`; if they are not counted, the first ones, with `None`
     most:list
-    others:int # Samples with other labels than those in `most`
+    others:int # How often other labels than those in `most` occur
     unused:int # Labels that no sample has
     counted:bool # Are labels counted? Else only the vocabulary is known
+    in_splits:dict = dataclass_field(default_factory=dict) # `{split: list of numbers}`, for `most`: `count_in_splits`
 
 @dataclass
 class ImageSizes:
@@ -75,6 +77,7 @@ class Overview:
 MAX_BYTES = 1<<25 # Bytes that an overview reads, about
 _MOST = 50 # Labels that are listed
 _FAILURES = 1000 # Failures that are read
+_AT_ONCE = 1<<16 # Samples whose labels are read at once
 
 def overview(
     store:Store,
@@ -128,14 +131,37 @@ def _field(store, field, values):
     elif values: nbytes = round(n*sum(map(len, values))/len(values))
     return FieldOverview(shown_kind(store, field), entry['codec'], entry['dtype'], n, nbytes, is_exact)
 
+def _are_counted(manifest, field): return len(manifest.counts.get(field, ()))==len(manifest.vocab[field])
+
+def _most_frequent(manifest, field):
+    "The codes of the labels that are listed, an array"
+    if not _are_counted(manifest, field): return np.arange(min(len(manifest.vocab[field]), _MOST))
+    return np.argsort(-np.array(manifest.counts[field], np.int64), kind='stable')[:_MOST]
+
 def _labels(manifest, field):
-    vocab,counts = manifest.vocab[field],manifest.counts.get(field)
-    if counts is None or len(counts)!=len(vocab):
-        return LabelCounts(len(vocab), [(str(label), None) for label in vocab[:_MOST]], 0, 0, False)
-    counts = np.array(counts)
-    first = np.argsort(-counts, kind='stable')[:_MOST]
+    vocab,first = manifest.vocab[field],_most_frequent(manifest, field)
+    if not _are_counted(manifest, field):
+        return LabelCounts(len(vocab), [(str(vocab[k]), None) for k in first.tolist()], 0, 0, False)
+    counts = np.array(manifest.counts[field], np.int64)
     most = [(str(vocab[k]), int(counts[k])) for k in first.tolist()]
     return LabelCounts(len(vocab), most, int(counts.sum()-counts[first].sum()), int((counts==0).sum()), True)
+
+def count_in_splits(
+    store:Store,
+    o:Overview, # Of this store; its `LabelCounts` get `in_splits`
+    step # `step(done, of)` is called as samples are read; it may raise an error
+):
+    "Counts the labels in each split, if there are several; raises `ValueError`, and what reading raises"
+    fields = list(o.labels) if len(store.splits)>1 else []
+    for at,field in enumerate(fields):
+        shown,n_labels = _most_frequent(store.manifest, field),o.labels[field].n_labels
+        for split,(start,stop) in store.splits.items():
+            counts = np.zeros(n_labels, np.int64)
+            for first in range(start, stop, _AT_ONCE):
+                step(at*len(store)+first, len(fields)*len(store))
+                numbers = np.arange(first, min(first+_AT_ONCE, stop))
+                counts += np.bincount(codes_of_labels(store, field, numbers), minlength=n_labels)
+            o.labels[field].in_splits[split] = counts[shown].tolist()
 
 def _sizes(store, field, values):
     "The `ImageSizes` of a field: by its statistics in the manifest, and by the headers of `values`; or `None`"

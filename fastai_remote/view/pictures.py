@@ -46,16 +46,20 @@ class Picture:
 
 # Each step of the first number is the part of the size, and of the second the quality of a JPEG
 _SMALLER = (1,85),(1,70),(1,50),(.7,50),(.5,40),(.35,30),(.2,20)
+_FEW_COLOURS = 64 # A picture that has no more of them is smaller as PNG, and JPEG would blur it
 
 def as_picture(
     image:Image.Image, # Of mode L or RGB
     most:int=None # Bytes that it may have, at least 500; default: no limit
 )->Picture:
-    "A picture as PNG or JPEG, whichever is smaller; if it has more bytes than `most`, with less quality or smaller"
+    "A picture as JPEG, or PNG if it has few colours; with more bytes than `most`, as JPEG of less quality or smaller"
+    if image.getcolors(_FEW_COLOURS):
+        found = _file(image, 'PNG')
+        if most is None or len(found.content)<=most: return found
     for scale,quality in _SMALLER:
         size = tuple(max(1, round(side*scale)) for side in image.size)
         scaled = image if size==image.size else image.resize(size, Image.Resampling.BILINEAR)
-        found = min((_file(scaled, 'JPEG', quality=quality), _file(scaled, 'PNG')), key=lambda p: len(p.content))
+        found = _file(scaled, 'JPEG', quality=quality)
         if most is None or len(found.content)<=most: return found
     return found
 

@@ -162,7 +162,8 @@ class Answer:
     def _unread_text(self):
         if not self.unread: return ''
         some = ', '.join(f'{number:,}' for number in self.unread[:5])
-        return f"{len(self.unread):,} samples could not be read: {some}{', …' if len(self.unread)>5 else ''}"
+        more,s = ', …' if len(self.unread)>5 else '','s' if len(self.unread)>1 else ''
+        return f'{len(self.unread):,} sample{s} could not be read: {some}{more}'
 
     def _find(self, job):
         if self.query.is_filter: self._filter(job)

@@ -128,6 +128,7 @@ class NewValues(NamedTuple):
     part:Manifest # What is known of the part: number of samples, fields, bytes, labels and their counts
     numbers:np.ndarray # As in `NewPart`
     columns:dict # As `Writer.put` takes them
+    step:object # `step(n)` is called when `n` more values were written
 
     def pieces(self,
         nbytes:int=4_000_000 # Bytes of a piece, more only if a single value has more
@@ -137,6 +138,7 @@ class NewValues(NamedTuple):
         ends = np.cumsum([len(value)+100 for value in blobs])   # 100: about what a key takes
         for some in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends//nbytes))+1):
             yield some,{field:column[some[0]:some[-1]+1] for field,column in self.columns.items()}
+            self.step(len(some))
 
 MAX_EARLIER = 100   # versions that a manifest names: readers of those before are told that they were replaced
 
@@ -305,13 +307,17 @@ def subtract_counts(
         counts = np.array(manifest.counts[field], np.int64)
         try:
             for k in range(0, len(numbers), step):
-                counts -= np.bincount(_codes_of(store, field, numbers[k:k+step]), minlength=len(counts))
+                counts -= np.bincount(codes_of_labels(store, field, numbers[k:k+step]), minlength=len(counts))
             manifest.counts = {**manifest.counts, field:counts.tolist()}
         except (CorruptSample,MissingSample,ValueError):
             manifest.counts = {other:o for other,o in manifest.counts.items() if other!=field}
 
-def _codes_of(store, field, numbers):
-    "Codes of the labels that samples have in a field; of several labels of a sample, each once. Raises also `ValueError`"
+def codes_of_labels(
+    store:Store,
+    field:str, # A field with a vocabulary
+    numbers:np.ndarray # Sample numbers
+)->np.ndarray: # Integers, in any number
+    "The codes of all labels that samples have in a field, each label once for each sample; raises also `ValueError`"
     wanted,is_list = f'{field}?' if store.may_lack(field) else field,store.manifest.fields[field]['codec']=='labels'
     found = store.get_many(numbers, wanted, decode=is_list)[wanted]
     if isinstance(found, np.ndarray): return found
