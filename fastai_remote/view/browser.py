@@ -27,8 +27,8 @@ _MOST_LABELS = 2000 # Labels that the page suggests
 _MAX_TEXT = 100_000 # Characters of a text
 _SOUNDS = dict(wav='audio/wav', flac='audio/flac', mp3='audio/mpeg', ogg='audio/ogg', opus='audio/ogg',
                m4a='audio/mp4')
-_FILES = {'':('index.html','text/html'), 'page.css':('page.css','text/css'), 'page.js':('page.js','text/javascript'),
-          'grid.js':('grid.js','text/javascript')}
+_FILES = {'':('index.html','text/html'), 'page.css':('page.css','text/css'),
+          **{file:(file,'text/javascript') for file in ('dom.js','grid.js','overview.js','page.js')}}
 
 class View:
     """A page that shows a dataset in a browser; the address is its `url`
@@ -229,6 +229,7 @@ class View:
         job.note = _call(changes)
         marks,store = self.marks,self.store.edit(**changes, progress=job.step)
         marks.clear()
+        job.note = ''
         self._open(store)
 
     def reopen(self):

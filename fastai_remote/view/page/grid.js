@@ -5,7 +5,8 @@ const MOST_PIXELS = 4e6, CAPTION = 42;
 const BLOCK = 24, MOST_BLOCKS = 15, KEPT = 60;   // samples of a block; blocks of a request; blocks that are kept
 
 export class Grid {
-  // `fetchTiles(first, n, signal)` -> tiles; `fill(node, tile, position)` shows one; `moved()` is called after scrolling
+  // `fetchTiles(first, n, signal)` -> tiles; `fill(node, tile, position)` shows one; `moved()` is called after
+  // scrolling
   constructor(scroller, fetchTiles, fill, moved) {
     Object.assign(this, {scroller, fetchTiles, fill, moved});
     this.layer = scroller.querySelector('#layer');
@@ -62,15 +63,19 @@ export class Grid {
   reveal(position) {
     const top = Math.floor(position/this.columns)*this.tall;
     if (top<this.top) this.scrollTo(position);
-    else if (top+this.tall>this.top+this.height) this.scrollTo(position-this.columns*(Math.floor(this.height/this.tall)-1));
-    else this.draw();
+    else if (top+this.tall<=this.top+this.height) this.draw();
+    else this.scrollTo(position-this.columns*(Math.floor(this.height/this.tall)-1));
   }
 
   // --- What is shown
 
   reset(n) { this.n = n; this.blocks.clear(); this.request?.abort(); this.request = null; this.restart(); }
   grow(n) { this.n = n; this.space.style.height = `${this.pixels}px`; this.draw(); }
-  restart() { for (const [node] of this.nodes.values()) node.remove(); this.nodes.clear(); this.scrollTo(this.first()); }
+  restart() {
+    for (const [node] of this.nodes.values()) node.remove();
+    this.nodes.clear();
+    this.scrollTo(this.first());
+  }
   redraw() { for (const entry of this.nodes.values()) entry[1] = undefined; this.draw(); }
 
   tile(position) { return this.blocks.get(Math.floor(position/BLOCK))?.[position%BLOCK]; }
