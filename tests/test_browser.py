@@ -11,6 +11,7 @@ from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.core import Manifest
 from fastai_remote.store.base import Store
 from fastai_remote.view.browser import View
+from test_view import slow_edit
 
 CHROMIUM,DRIVER = shutil.which('chromium'),shutil.which('chromedriver')
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
@@ -221,6 +222,36 @@ def test_marks_are_applied_and_the_new_version_is_shown(page, driver, server):
     shown.wait(lambda: 'dog\nkey 6' in shown.tiles() and not any('key 5' in tile for tile in shown.tiles()))
     new = RedisStore(server.url, 'pets')
     assert len(new)==38 and new[4]['cls']=='dog' and not errors(driver)
+
+def test_labels_of_other_fields_are_corrected_and_the_page_stays_usable(page, driver, server):
+    "A field that has several labels; while the change is applied, the page shows samples of the version before"
+    samples = [{'txt':f'text {i}', 'cls':'ab'[i%2], 'labels':['in','out'][i%2:], 'boxes.labels':[]} for i in range(40)]
+    to_redis(samples, server.url, 'several', **OPTIONS)
+    store = slow_edit(server.url, 'several')
+    shown = page(store, edit=True)
+    shown.go('sample=3')
+    shown.wait(lambda: shown.texts('#sample select option')==['cls','labels'])
+    shown.driver.execute_script("""const field = document.querySelector('#sample select');
+        field.value = 'labels'; field.dispatchEvent(new Event('change'))""")
+    shown.wait(lambda: shown.texts('#sample .labels .main')==['2 out'])
+    shown.keys('1')
+    shown.wait(lambda: 'becomes out, in' in shown.text('#sample'))
+    shown.keys('2')
+    shown.wait(lambda: 'becomes in' in shown.text('#sample') and shown.texts('#sample .labels .main')==['1 in'])
+    shown.one('#sample input').send_keys('new\n')
+    shown.wait(lambda: 'becomes in, new' in shown.text('#sample'))
+    shown.click('#show-changes')
+    shown.wait(lambda: "set={'labels': {3: ['in', 'new']}}" in shown.text('#changes code'))
+    shown.click('#changes .main')
+    shown.wait(lambda: shown.one('#applying').is_displayed() and 'store.edit' in shown.text('#applying'))
+    shown.keys('\ue00c')
+    shown.jump(20)
+    assert shown.one('#applying').is_displayed() and any('text 20' in tile for tile in shown.tiles())
+    store.go_on.set()
+    shown.wait(lambda: not shown.one('#applying').is_displayed() and shown.text('#show-changes')=='Changes')
+    shown.go('label_field=labels&label=new')
+    shown.wait(lambda: shown.text('#count')=='1 of 40 samples' and 'text 3' in shown.tiles()[0])
+    assert RedisStore(server.url, 'several')[3]['labels']==['in','new'] and not errors(driver)
 
 def test_a_server_that_comes_back_is_asked_again(page, driver, fresh):
     to_redis([{'txt':f'text {i}'} for i in range(5000)], fresh.url, 'texts', **OPTIONS)

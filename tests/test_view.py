@@ -303,7 +303,7 @@ def test_numbers_that_are_damaged_are_named_and_left_out(fresh, view):
     assert found(page, sort='loss.f4')[-3:]==[5,7,31]
     class Damaged(Numbers):
         def read_values(self, numbers, fields): raise CorruptSample('damaged')
-    answer = Answer(Damaged(100_000, 'f4'), Query(range_field='x.f4', low=1))
+    answer = Answer(Damaged(3000, 'f4'), Query(range_field='x.f4', low=1))
     answer.job.thread.join()
     progress = answer.progress()
     assert progress['state']=='failed'
@@ -345,6 +345,39 @@ def test_marks_survive_a_restart_and_are_applied_as_a_new_version(server, view, 
     assert len(new)==N-1 and new[6]['cls']=='owl' and new[7]['cls']=='fox' and page.store.manifest.uid==new.manifest.uid
     assert page.marked=={'drop':[], 'set':{}} and not file.exists() and get(page, 'dataset')['n']==N-1
     assert request(page, f'dataset?uid={store.manifest.uid}')[0].status==409   # a page of the version before opens anew
+
+class SlowEdit(RedisStore):
+    "Changes its dataset when it is told to"
+    def edit(self, drop, set, progress):
+        def wait(done, of):
+            self.reached.set()
+            self.go_on.wait()
+            progress(done, of)
+        return super().edit(drop, set, wait)
+
+def slow_edit(url, name):
+    store = SlowEdit(url, name)
+    store.reached,store.go_on = threading.Event(),threading.Event()
+    return store
+
+def test_a_page_is_used_while_a_change_is_applied_and_can_cancel_it(server, view):
+    to_redis(SAMPLES, server.url, 'slow', **OPTIONS)
+    store = slow_edit(server.url, 'slow')
+    page = view(store, edit=True)
+    for number in range(5): post(page, 'mark', number=number, field='cls', value='owl')
+    for end in 'cancelled','done':
+        store.reached.clear()
+        store.go_on.clear()
+        assert post(page, 'apply')['change']['state']=='running'
+        store.reached.wait()
+        assert len(get(page, 'tiles', first=0, n=9))==9 and found(page, label_field='cls', label='owl')[0]==2
+        assert request(page, 'mark', {'number':6, 'value':True})[0].status==409
+        if end=='cancelled': post(page, 'cancel', id='change')
+        store.go_on.set()
+        change = changed(page)
+        assert change['state']==end and len(page.marked['set'].get('cls', ()))==(5 if end=='cancelled' else 0)
+        assert store.reopened().class_counts()['owl']==(13 if end=='cancelled' else 17)
+    assert (change['done'],change['of'],change['note'])==(10,10,'')
 
 @pytest.mark.parametrize('has_keys', [True,False])
 def test_marks_are_carried_over_to_a_newer_version(server, view, has_keys):
