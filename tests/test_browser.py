@@ -11,7 +11,9 @@ from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.core import Manifest
 from fastai_remote.store.base import Store
 from fastai_remote.view.browser import View
+from faultproxy import FaultProxy
 from test_view import slow_edit
+from webserver import jupyter_proxy, WebServer
 
 CHROMIUM,DRIVER = shutil.which('chromium'),shutil.which('chromedriver')
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
@@ -71,10 +73,10 @@ GO = "location.hash = arguments[0]"
 
 class Page:
     "A page in Chromium"
-    def __init__(self, driver, view):
+    def __init__(self, driver, view, url=None):
         self.driver,self.view = driver,view
         driver.get('about:blank')
-        driver.get(view.url)
+        driver.get(url or view.url)
         self.wait(lambda: self.all('.tile .shown > *'))
 
     def all(self, css): return self.driver.find_elements('css selector', css)
@@ -261,6 +263,29 @@ def test_a_server_that_comes_back_is_asked_again(page, driver, fresh):
     shown.wait(lambda: 'Trying again' in shown.text('#message'))
     os.kill(fresh.proc.pid, signal.SIGCONT)
     shown.wait(lambda: 'text 4000' in shown.text('#grid') and not shown.one('#message').is_displayed())
+
+def test_a_proxy_and_a_forwarded_port_show_all_of_the_page(page, driver, server):
+    "As Jupyter's proxy does, below a path of its own, and `ssh -L` at another port"
+    to_redis([{'png':Image.new('L', (20,20), 6*i), 'cls':'ab'[i%2]} for i in range(30)], server.url, 'far', **OPTIONS)
+    store = RedisStore(server.url, 'far')
+    def use(shown, number):
+        shown.jump(9)
+        shown.click('[data-position="9"]')
+        shown.wait(lambda: 'Sample 9' in shown.text('#sample') and shown.one('#sample .large img').is_displayed())
+        shown.wait(lambda: driver.execute_script("return document.querySelector('.large img').naturalWidth>0"))
+        shown.keys('x')
+        shown.wait(lambda: 'to be dropped' in shown.text('#sample'))
+        shown.click('#show-overview')
+        shown.wait(lambda: 'Labels of cls' in shown.text('#overview'))
+        shown.click('#show-changes')
+        shown.click('#changes .main')
+        shown.wait(lambda: f'{number} samples' in shown.text('#count') and shown.one('#grid').is_displayed())
+        assert not errors(driver)
+    with WebServer(jupyter_proxy('/user/me/proxy')) as proxy:
+        use(page(store, edit=True, proxy=f'http://localhost:{proxy.server_port}/user/me/proxy'), 29)
+    view = page(store.reopened(), edit=True).view
+    with FaultProxy(('127.0.0.1', view._server.port)) as tunnel:
+        use(Page(driver, view, f'http://localhost:{tunnel.port}/{view._server.token}/'), 28)
 
 # --- Attacks
 

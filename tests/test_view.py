@@ -1,5 +1,6 @@
 "The page of a dataset: what it answers, to whom, and what becomes of marks"
 import http.client, io, json, os, signal, threading, tracemalloc
+from types import SimpleNamespace
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
@@ -8,7 +9,9 @@ import redis
 from PIL import Image
 
 from clusters import wait_for
+from faultproxy import FaultProxy
 from inputs import write_tar
+from webserver import jupyter_proxy, WebServer
 from fastai_remote import index_shards, MemoryStore, RedisStore, ShardStore, to_redis, to_shards
 from fastai_remote.core import CorruptSample, Manifest
 from fastai_remote.store.base import Store
@@ -111,15 +114,43 @@ def test_headers_forbid_scripts_of_others(pets, view):
         if name in ('','page.css',*SCRIPTS):
             assert not any(word in content for word in (b'http:', b'https:', b'innerHTML', b'<style', b' onclick='))
 
-def test_a_proxy_serves_the_page_under_its_own_name(pets, view):
-    page = view(pets, proxy='https://hub.lab/user/me/proxy/', height=500)
-    assert page.url==f'https://hub.lab/user/me/proxy/{page._server.port}/{page._server.token}/'
-    assert f'<iframe src="{page.url}" width="100%" height="500"' in page._repr_html_()
-    local = view(pets)
-    page_of = lambda o, host: request(o, 'dataset', path=f'/{o._server.token}/', Host=host)[0].status
-    page.proxy = None
-    assert page_of(page, 'hub.lab')==200 and page_of(page, 'other.lab')==403
-    assert page_of(local, 'hub.lab')==403 and local.url in local._repr_html_() and local.url in repr(local)
+@pytest.mark.parametrize('keeps_host', [True,False], ids=['keeps the host','is the host'])
+def test_a_proxy_serves_the_page_under_its_own_name(pets, view, keeps_host):
+    "As Jupyter's proxy does, which keeps the header `Host`; others replace it"
+    with WebServer(jupyter_proxy('/user/me/proxy', keeps_host)) as proxy:
+        hub = f'hub.lab:{proxy.server_port}'
+        page = view(pets, proxy=f'https://{hub}/user/me/proxy/', height=500, edit=True)
+        assert page.url==f'https://{hub}/user/me/proxy/{page._server.port}/{page._server.token}/'
+        assert f'<iframe src="{page.url}" width="100%" height="500"' in page._repr_html_()
+        def status(name, body=None, o=page, host=hub, **headers):
+            path = f'/user/me/proxy/{o._server.port}/{o._server.token}'
+            return request(proxy, name, body, path=path, Host=host, **headers)
+        for name in '/', '/page.js', '/dataset', '/tiles?first=0&n=3', '/picture?number=2':
+            assert status(name)[0].status==200, name
+        response,_ = status('')
+        assert response.status==308 and response.headers['Location']==f'{page._server.token}/'   # relative
+        assert f'https://{hub} ' in response.headers['Content-Security-Policy']
+        mark = {'number':1, 'value':True}
+        assert status('/mark', mark, Origin=f'https://{hub}')[0].status==200 and page.marked['drop']==[1]
+        for origin in 'https://evil.example', 'https://hub.lab', f'https://hub.lab:{page._server.port}', 'null':
+            assert status('/mark', mark, Origin=origin)[0].status==403, origin
+        assert request(proxy, '/dataset', path=f'/user/me/proxy/{page._server.port}', Host=hub)[0].status==403
+        if not keeps_host: return
+        response,content = status('/dataset', o=view(pets))
+        assert response.status==403 and b'proxy= names the address of a proxy' in content
+        assert status('/dataset', host='evil.example')[0].status==403
+
+def test_a_port_that_is_forwarded_shows_the_page(pets, view):
+    "As `ssh -L` does, from any other port"
+    page = view(pets, edit=True)
+    with FaultProxy(('127.0.0.1', page._server.port)) as tunnel:
+        for name in 'localhost','127.0.0.1':
+            host,path = f'{name}:{tunnel.port}',f'/{page._server.token}/'
+            def status(name, body=None, **headers):
+                forwarded = SimpleNamespace(url=f'http://127.0.0.1:{tunnel.port}/')
+                return request(forwarded, name, body, path=path, Host=host, **headers)[0].status
+            assert status('dataset')==200 and status('mark', {'number':1, 'value':True}, Origin=f'http://{host}')==200
+            assert status('mark', {'number':1, 'value':True}, Origin=f'http://{name}:{tunnel.port+1}')==403
 
 def test_nothing_outside_the_dataset_is_read(pets, view):
     page = view(pets)

@@ -1,5 +1,5 @@
 "A web server of this process, for tests"
-import http.server, re, threading
+import http.client, http.server, re, threading
 
 class WebServer(http.server.ThreadingHTTPServer):
     """Answers each request with what `answer(handler)` returns: status, reason (or `None`), content; a context manager
@@ -27,8 +27,8 @@ class WebServer(http.server.ThreadingHTTPServer):
                 handler.send_header('Content-Length', str(len(content)))
                 for name,value in headers[0].items() if headers else (): handler.send_header(name, value)
                 handler.end_headers()
-                if handler.command=='GET': handler.wfile.write(content)
-            do_HEAD = do_GET
+                if handler.command!='HEAD': handler.wfile.write(content)
+            do_HEAD = do_POST = do_GET
             def log_message(self, *args): pass
         super().__init__(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{self.server_port}'
@@ -43,6 +43,24 @@ class WebServer(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *args): "A client that hung up is none"
+
+def jupyter_proxy(prefix, keeps_host=True):
+    "Answers of a proxy such as Jupyter's: PREFIX/PORT/PATH is PATH of the server at this port of this machine"
+    def forwarded(headers, *others):
+        left_out = 'connection','date','server',*others
+        return {name:value for name,value in headers.items() if name.lower() not in left_out}
+    def answer(handler):
+        if not handler.path.startswith(f'{prefix}/'): return 404, None, b''
+        port,_,path = handler.path.removeprefix(f'{prefix}/').partition('/')
+        body = handler.rfile.read(int(handler.headers.get('Content-Length', 0)))
+        headers = forwarded(handler.headers, *([] if keeps_host else ['host']))
+        connection = http.client.HTTPConnection('127.0.0.1', int(port))
+        connection.request(handler.command, f'/{path}', body or None, headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, response.reason, content, forwarded(response.headers, 'content-length')
+    return answer
 
 def files_of(folder):
     "Answers of a server of the files in a folder"

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from threading import Lock
-from urllib.parse import urlsplit
 
 from .choose import typed_label
 from .job import Job
@@ -49,8 +48,7 @@ class View:
         self.edit,self.height,self.proxy = edit,height,proxy
         self._lock,self._change = Lock(),None
         self._open(store)
-        hosts = [urlsplit(proxy).hostname] if proxy and urlsplit(proxy).hostname else []
-        self._server = PageServer(self._answer, port or 0, hosts)
+        self._server = PageServer(self._answer, port or 0, proxy)
 
     def _open(self, store):
         "Shows another version of the dataset"

@@ -31,12 +31,13 @@ class PageServer:
         # 'POST', `name` the rest of the path, and `args` a dict
         answer,
         port:int=0, # TCP port; 0: a free one
-        hosts=() # Names of hosts, besides those of this machine, under which a proxy serves the page
+        proxy:str=None # Address of a proxy that serves the page, which may be on another host
     ):
         self.answer,self.token = answer,secrets.token_urlsafe(24)
-        self.hosts = LOOPBACK|set(hosts)
+        self.proxy = urlsplit(proxy or '').netloc
+        self.hosts = LOOPBACK|({_name_of(proxy)} if self.proxy else set())
         ancestors = ' '.join(f'http://{host}:*' for host in ('localhost','127.0.0.1'))
-        ancestors += ''.join(f' https://{host} http://{host}' for host in hosts)
+        if self.proxy: ancestors += f' https://{self.proxy} http://{self.proxy}'
         self.policy = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
                        "media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
                        f"frame-ancestors 'self' {ancestors}")
@@ -74,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         n = self.headers.get('Content-Length', '')
         is_json = self.headers.get_content_type()=='application/json'
         self.close_connection = True   # unless the body was read, what follows is no request
-        if not self._is_allowed(): return self._respond('POST', {})
+        if self._refused(): return self._respond('POST', {})
         if not is_json or not n.isdecimal() or int(n)>_MAX_BODY:
             return self._send_error(400, 'want JSON of at most 1 MB')
         try: args = json.loads(self.rfile.read(int(n)))
@@ -83,19 +84,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = False
         self._respond('POST', args)
 
-    def _is_allowed(self):
-        "Does the request have the token, and does it come from this page?"
+    def _refused(self):
+        "Why a request is refused: it has not the token, or does not come from this page; else ''"
         token = urlsplit(self.path).path.split('/')[1:2]
         host,origin = self.headers.get('Host', ''),self.headers.get('Origin')
-        if not token or not hmac.compare_digest(token[0].encode(), self.page.token.encode()): return False
-        if _name_of(f'//{host}') not in self.page.hosts: return False
-        return origin is None or urlsplit(origin).netloc==host
+        if not token or not hmac.compare_digest(token[0].encode(), self.page.token.encode()):
+            return 'the address of this page has a token'
+        if _name_of(f'//{host}') not in self.page.hosts:
+            return 'this page is served to this machine only; proxy= names the address of a proxy'
+        # a proxy may put the address of the page in place of its own
+        if origin is None or urlsplit(origin).netloc in (host, self.page.proxy or host): return ''
+        return 'another page has sent this request'
 
     def _respond(self, method, args):
         path = urlsplit(self.path).path
-        if not self._is_allowed():
+        if refused := self._refused():
             self.close_connection = True
-            return self._send(403, 'text/plain', b'403: the address of this page has a token, a host and an origin')
+            return self._send(403, 'text/plain', f'403: {refused}'.encode())
         if path.count('/')==1: return self._send(308, 'text/plain', b'', Location=f'{self.page.token}/')
         try: found = self.page.answer(method, path.split('/', 2)[2], args)
         except PageError as e: self._send_error(e.status, str(e), **e.more)
