@@ -29,6 +29,7 @@ from ..store.base import corrupt_value, field_codec, Store
 
 MAX_TEXT = 300 # Characters of a text that are shown
 _MAX_MARKS = 200 # Boxes or points that are drawn
+_TINY = 320 # Pixels up to which a tiny picture is enlarged
 
 # --- Files
 
@@ -147,7 +148,7 @@ def fitted_size(
 )->tuple:
     "The size of a picture that is shown: smaller if it is too large, and a few times as large if it is tiny"
     factor = most/max(size)
-    if factor>=1: return tuple(side*min(int(factor), 8) for side in size)
+    if factor>=1: return tuple(side*max(1, min(int(factor), 8, _TINY//max(size))) for side in size)
     return tuple(max(1, round(side*factor)) for side in size)
 
 def _resized(im, size):
@@ -361,15 +362,17 @@ def _draw_marks(image, full_size, shown, labels):
     "Draw boxes with their labels, or points, over `image`, which shows one of `full_size`"
     scale = np.array(image.size)/full_size
     places = np.clip(shown.marks[:_MAX_MARKS].reshape(-1, 2)*scale, -10, np.array(image.size)+10)
-    draw,font = ImageDraw.Draw(image),font_of(10)
+    draw,side = ImageDraw.Draw(image),max(image.size)
+    font,width,radius = font_of(max(10, side//45)),max(2, side//300),max(2, side//150)
     if shown.kind=='points':
-        for x,y in places.tolist(): draw.ellipse((x-2,y-2,x+2,y+2), (228,26,28), (255,255,255))
+        for x,y in places.tolist():
+            draw.ellipse((x-radius,y-radius,x+radius,y+radius), (228,26,28), (255,255,255), max(1, radius//3))
         return
     named = labels if len(labels)==len(shown.marks) else ['']*len(shown.marks)
     colour_of = {label:k for k,label in enumerate(dict.fromkeys(named))}
     for box,label in zip(places.reshape(-1, 4).tolist(), named):
         colour = tuple(_COLOURS[1+colour_of[label]%(len(_COLOURS)-1)].tolist())
-        draw.rectangle(box, outline=colour, width=2)
+        draw.rectangle(box, outline=colour, width=width)
         if not label: continue
         place = box[0]+2,max(box[1], 0)+1
         text = cut_text(label, 24)

@@ -8,7 +8,8 @@ const number = n => el('td', {className: 'n', textContent: n===null || n===undef
 // `pairs` are names and numbers; `more` are columns of further numbers, {heading: list}
 function bars(pairs, more = {}) {
   const most = Math.max(1, ...pairs.map(([, n]) => n || 0)), columns = Object.entries(more);
-  const head = el('tr', {}, ['', 'all', '', ...Object.keys(more)].map(text => el('th', {textContent: text})));
+  const heading = text => el('th', {className: 'n', textContent: text});
+  const head = el('tr', {}, ['', 'all', '', ...Object.keys(more)].map(heading));
   const rows = pairs.map(([name, n], k) => {
     const meter = el('span', {className: 'meter'});
     meter.style.width = `${(n || 0)/most*Math.min(240, innerWidth/4)}px`;
@@ -21,7 +22,7 @@ function versionTable(o, dataset) {
   const {version} = o;
   return el('table', {}, row('samples', count(o.samples)), row('bytes', bytes(o.nbytes)),
     dataset.origin ? row('at', dataset.origin) : null,
-    row('version', `${version.generation}, created ${version.created}, ${version.uid}`),
+    row('version', [version.generation, `created ${version.created}`, version.uid].filter(Boolean).join(', ')),
     row('made from', `${count(version.earlier)} earlier versions`));
 }
 
