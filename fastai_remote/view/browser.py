@@ -258,8 +258,10 @@ _WRITES = dict(query=View.query, cancel=View.cancel, mark=View.mark, undo=View.u
 def _tile(sample):
     "A `Sample` as a dict"
     picture = sample.picture()
-    texts = '' if picture else '\n'.join(sample.texts.values())
-    return dict(number=sample.number, picture=picture and picture.url, title=cut_text(sample.title, 60), text=texts,
+    texts = {} if picture else sample.texts
+    is_plain = {field:len(texts)==1 or sample.values[field].kind=='text' for field in texts}
+    text = '\n'.join(text if is_plain[field] else f'{field}: {text}' for field,text in texts.items())
+    return dict(number=sample.number, picture=picture and picture.url, title=cut_text(sample.title, 60), text=text,
                 errors=sample.errors)
 
 def _field(store, number, field, value):
@@ -276,7 +278,7 @@ def _field(store, number, field, value):
     where = '' if shown.kind=='missing' else _where(store, number, field)
     is_sound = shown.kind=='audio' and field.rsplit('.', 1)[-1].lower() in _SOUNDS
     return dict(name=field, kind=shown.kind, codec=entry['codec'], dtype=entry['dtype'], text=text, labels=labels,
-                nbytes=shown.nbytes, where=where, checksum=checksum, is_sound=is_sound,
+                legend=shown.legend, nbytes=shown.nbytes, where=where, checksum=checksum, is_sound=is_sound,
                 has_picture=shown.image is not None)
 
 def _sorted_by(sample, query):

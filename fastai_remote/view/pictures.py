@@ -100,6 +100,7 @@ class Shown:
     full_size:tuple=None # (width, height) of the image that is stored
     # Boxes, shape (n,4), or points, shape (n,2), in pixels of the stored image; the codes of a mask; a list of labels
     marks:object=None
+    legend:list=None # Of a mask: labels with their colours, `(text, '#rrggbb')`
 
 def cut_text(
     text:str,
@@ -187,8 +188,10 @@ def _show_mask(store, number, field, value, size):
     names = [str(vocab[code]) if code<len(vocab) else f'{code}' for code in found[:12].tolist()]
     small = np.asarray(_resized(Image.fromarray(codes), fitted_size(im.size, size)))
     coloured = np.concatenate([_COLOURS[small%len(_COLOURS)], np.where(small, 255, 0).astype(np.uint8)[...,None]], 2)
-    return Shown(field, '', ', '.join(names), image=Image.fromarray(coloured), full_size=im.size,
-                 marks=small)
+    legend = [(cut_text(name, 40), f'#{_COLOURS[code%len(_COLOURS)].tobytes().hex()}')
+              for code,name in zip(found.tolist(), names) if code]
+    return Shown(field, '', ', '.join(names), image=Image.fromarray(coloured), full_size=im.size, marks=small,
+                 legend=legend)
 
 # --- Recordings
 
@@ -206,7 +209,8 @@ def _waveform(values, size):
     n = values.shape[1]
     if not n: return image
     starts = np.arange(width)*n//width
-    low,high = (op.reduceat(edge(values, 0), starts) for op,edge in ((np.minimum,np.min), (np.maximum,np.max)))
+    before = values[:,np.maximum(starts-1, 0)]   # a column begins where the one before it ends
+    low,high = (op(op.reduceat(op.reduce(values), starts), op.reduce(before)) for op in (np.minimum,np.maximum))
     top = max(float(np.nanmax(np.abs(np.nan_to_num(values, posinf=0, neginf=0)))), 1e-9)
     def row(o): return (height-1)/2*(1-np.clip(np.nan_to_num(o)/top, -1, 1))
     draw = ImageDraw.Draw(image)

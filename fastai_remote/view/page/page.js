@@ -274,11 +274,18 @@ function fieldPart(number, field, hasSeveral) {
   const about = [dtype ? `${codec} (${dtype})` : codec, nbytes===null ? '' : `${count(nbytes)} bytes`, field.where,
     field.checksum];
   return el('div', {className: 'field'}, el('div', {className: 'name', textContent: name}),
-    el('div', {className: kind==='error' ? 'value error' : 'value', textContent: text}),
+    el('div', {className: kind==='error' ? 'value error' : 'value'},
+      field.legend ? field.legend.flatMap(([label, colour]) => [square(colour), `${label} `]) : text),
     field.has_picture && hasSeveral ? el('img', {src: source('picture', {number, field: name, size: 320}), alt: name})
       : null,
     field.is_sound ? el('audio', {src: source('sound', {number, field: name}), controls: true, preload: 'none'}) : null,
     el('div', {className: 'about', textContent: about.filter(Boolean).join(' · ')}));
+}
+
+function square(colour) {
+  const node = el('span', {className: 'colour'});
+  node.style.background = colour;
+  return node;
 }
 
 async function copyText(text, where) {
