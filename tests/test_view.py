@@ -189,6 +189,10 @@ def test_samples_are_shown_with_all_that_is_known_of_them(pets, view):
     wait_for(lambda: get(page, 'overview')['state']=='done')
     assert get(page, 'overview')['result']['labels']['cls']['most']==[['cat',14],['dog',13],['owl',13]]
 
+def test_numbers_in_tiles_have_names(view):
+    page = view(MemoryStore({'txt':[b'some'], 'age.f4':np.ones(1, 'f4'), 'n.i4':np.ones(1, 'i4')}))
+    assert get(page, 'tiles', first=0, n=1)[0]['text']=='some\nage.f4: 1\nn.i4: 1'
+
 def test_filters_and_sorts(pets, view):
     page = view(pets)
     losses = np.array([i*7%N/8 for i in range(N)], np.float32)
@@ -236,6 +240,7 @@ def test_fields_with_several_labels_are_filtered_counted_and_corrected(put, view
     assert found(page, label_field='labels', label='"y"', split='valid')==[14,17]
     assert found(page, label_field='kind.cls', label='3')==[3,7,11,15,19]
     wait_for(lambda: get(page, 'overview')['state']=='done')
+    assert get(page, 'tiles', first=3, n=1)[0]['text']=='3'
     labels = get(page, 'overview')['result']['labels']
     assert labels['labels']['most']==[['x',13],['"y"',6]]
     assert labels['labels']['in_splits']=={'train':[8,4],'valid':[5,2]}

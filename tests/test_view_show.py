@@ -15,7 +15,7 @@ from fastai_remote.core import Manifest
 from fastai_remote.ingest.stores import changeable
 from fastai_remote.store.base import Store
 from fastai_remote.testing import ManualClock
-from fastai_remote.view.choose import chosen_numbers, items_of
+from fastai_remote.view.choose import chosen_numbers, items_of, typed_label
 from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
 from fastai_remote.view.overview import overview, some_numbers
 from fastai_remote.view.pictures import as_picture, read_samples, shown_kind, thumbnail, tile_fields
@@ -85,6 +85,17 @@ def test_pictures_of_any_mode_and_shape_become_small_ones(mode, size):
     store = MemoryStore({'png':[encoded(image)]})
     picture = thumbnail(store, 0, 100)
     assert max(Image.open(io.BytesIO(picture.content)).size)<=100 and picture.mime in ('image/png','image/jpeg')
+
+def test_a_recording_is_a_connected_curve_and_a_mask_has_a_legend(all_kinds):
+    shown, = read_samples(all_kinds, [1], 400, ['wav','mask.png'])
+    curve = np.asarray(shown.values['wav'].image.convert('L'))<200
+    top,end = curve.argmax(0),len(curve)-curve[::-1].argmax(0)
+    assert (top[1:]<=end[:-1]).all() and (top[:-1]<=end[1:]).all()
+    assert shown.values['mask.png'].legend==[('1','#e41a1c'), ('2','#377eb8')]
+
+def test_pictures_with_few_colours_stay_sharp_and_photographs_small():
+    few,many = as_picture(Image.new('RGB', (160,160), 'red')),as_picture(photo(0, (160,120)))
+    assert (few.mime,many.mime)==('image/png','image/jpeg') and len(few.content)<1000 and few.size==(160,160)
 
 def test_a_picture_has_at_most_as_many_bytes_as_asked_for():
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (160,160,3), np.uint8))
@@ -169,6 +180,18 @@ def test_samples_are_chosen_by_split_label_and_values(all_kinds):
     with pytest.raises(TypeError, match='either numbers'): store.show([1], label='a')
     with pytest.raises(ValueError, match='no field has labels'):
         MemoryStore({'age.f4':np.ones(2, 'f4')}).show(label='a')
+
+def test_a_label_is_written_as_text_whatever_its_type():
+    store = MemoryStore({'cls':np.array([0,1], 'u1'), 'n.cls':np.array([0,1], 'u1'), 'labels':[b'[3,"x"]']*2,
+                         'id.cls':np.array([7,8], 'i4'), 'txt':[b'a']*2},
+                        vocab={'cls':['7','a'], 'n.cls':[7,9], 'labels':[3,'x']})
+    right = ('cls','7','7'), ('n.cls','7',7), ('labels','3',3), ('labels','x','x'), ('id.cls','-5',-5)
+    for field,text,label in right: assert typed_label(store, field, text)==label
+    assert [typed_label(store, *o, may_be_new=True) for o in (('cls','8'), ('n.cls','8'), ('labels','8'))]==['8',8,'8']
+    for field,text in ('cls','8'), ('n.cls','8'), ('labels','8'), ('id.cls','x'), ('cls',''):
+        with pytest.raises(ValueError, match=f"no label {text!r} in field {field!r}"): typed_label(store, field, text)
+    with pytest.raises(ValueError, match='whose labels are numbers'): typed_label(store, 'n.cls', 'x', may_be_new=True)
+    with pytest.raises(ValueError, match="'txt' has no labels"): typed_label(store, 'txt', 'a')
 
 # --- As fastai shows them
 

@@ -8,6 +8,7 @@ Docs: page `view/query`"""
 
 import hashlib, json, sys
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from threading import Lock
 
 import numpy as np
@@ -214,7 +215,8 @@ class Answer:
                 found[found] = self._fit(numbers[k:k+step][found], fields, condition)
             if query.key and found.any():
                 some = numbers[k:k+step][found]
-                hits = [number for number,key in zip(some.tolist(), store.keys(some)) if key==query.key]
+                keys = chain.from_iterable(self._parts(store.keys, some, [None]))
+                hits = [number for number,key in zip(some.tolist(), keys) if key==query.key]
                 found = np.isin(numbers[k:k+step], hits[:1])
             self.samples.add(int(numbers[k]), found)
             if hits: return True
@@ -226,30 +228,31 @@ class Answer:
         for field in fields if len(numbers) else ():
             for k,value in enumerate(self._values(field, numbers)):
                 try: result[k] |= value is not None and condition(value)
-                except ValueError: self._note_unread(numbers[k])
+                except ValueError as e: self._note_unread(numbers[k], e)
         return result
 
     def _values(self, field, numbers):
         "The values of a field, `None` where one is missing or damaged"
         spec = f'{field}?' if self.store.may_lack(field) else field
-        try: return self.store.get_many(numbers, spec)[spec]
-        except (CorruptSample,MissingSample) as e:
-            if len(numbers)==1: return [self._note_unread(numbers[0], e)]
-            half = len(numbers)//2
-            return [*self._values(field, numbers[:half]), *self._values(field, numbers[half:])]
+        return chain.from_iterable(self._parts(lambda some: self.store.get_many(some, spec)[spec], numbers, [None]))
 
     def _column(self, field, numbers):
         "As the function `_column`; a number that is missing or damaged is none"
-        try: return _column(self.store, field, numbers)
+        lost = np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
+        parts = self._parts(lambda some: _column(self.store, field, some), numbers, lost)
+        return parts[0] if len(parts)==1 else tuple(map(np.concatenate, zip(*parts)))
+
+    def _parts(self, read, numbers, lost):
+        "What `read(numbers)` returns, in parts; `lost` in place of each sample that cannot be read, which is noted"
+        try: return [read(numbers)]
         except (CorruptSample,MissingSample) as e:
             if len(numbers)==1:
                 self._note_unread(numbers[0], e)
-                return np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
+                return [lost]
             half = len(numbers)//2
-            parts = [self._column(field, some) for some in (numbers[:half], numbers[half:])]
-            return tuple(map(np.concatenate, zip(*parts)))
+            return [*self._parts(read, numbers[:half], lost), *self._parts(read, numbers[half:], lost)]
 
-    def _note_unread(self, number, error=None):
+    def _note_unread(self, number, error):
         "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
         if number in self.unread: return
         if len(self.unread)==_MAX_UNREAD:
