@@ -36,13 +36,12 @@ def _late_field(field):
     ...
 
 class _ShardFields:
+    counts: Any
     masks: Any
     codes: Any
     columns: Any
     shard: Any
     notes: Any
-    labels: Any
-    counts: Any
     specs: Any
     vocab: Any
 
@@ -53,6 +52,9 @@ class _ShardFields:
         ...
 
     def count(self, values, members):
+        ...
+
+    def _count(self, field, labels):
         ...
 
     def values(self, members):

@@ -211,8 +211,8 @@ class Answer:
         for k in range(0, len(numbers), step):
             job.step(int(numbers[k])-among.start, len(among))
             found,hits = mask[k:k+step].copy(),[]
-            for fields,condition in conditions:
-                found[found] = self._fit(numbers[k:k+step][found], fields, condition)
+            for names,condition in conditions:
+                found[found] = self._fit(numbers[k:k+step][found], names, condition)
             if query.key and found.any():
                 some = numbers[k:k+step][found]
                 keys = chain.from_iterable(self._parts(store.keys, some, [None]))
