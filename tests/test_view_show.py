@@ -17,7 +17,7 @@ from fastai_remote.store.base import Store
 from fastai_remote.testing import ManualClock
 from fastai_remote.view.choose import chosen_numbers, items_of, typed_label
 from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
-from fastai_remote.view.overview import overview, some_numbers
+from fastai_remote.view.overview import count_in_splits, overview, some_numbers
 from fastai_remote.view.pictures import as_picture, read_samples, shown_kind, thumbnail, tile_fields
 from fastai_remote.view.sheet import sheet
 from in_memory import in_memory
@@ -55,7 +55,7 @@ KINDS = {'jpg':'image', 'mask.png':'mask', 'boxes.npy':'boxes', 'boxes.labels':'
     'strokes':'drawing', 'wav':'audio', 'cls':'label', 'labels':'labels', 'txt':'text', 'age.f4':'number',
     'n.i4':'number', 'vector.npy':'array', 'picture.npy':'array', 'meta.json':'other', 'raw.bin':'bytes'}
 TEXTS = {'jpg':'60 x 40', 'mask.png':'0, 1, 2', 'boxes.npy':'2 boxes', 'boxes.labels':'cat, a<b>',
-    'points.npy':'2 points', 'strokes':'1 strokes', 'wav':'0.50 s, 8,000 values per second', 'cls':'cat', 'labels':'x',
+    'points.npy':'2 points', 'strokes':'1 stroke', 'wav':'0.50 s, 8,000 values per second', 'cls':'cat', 'labels':'x',
     'txt':'text 1', 'age.f4':'0.33333', 'n.i4':'1', 'vector.npy':'float64 (4,): 0, 1, 2, 3',
     'picture.npy':'uint8 (9, 9)', 'meta.json':'{"a": [1]}', 'raw.bin':'3 B, begins with 00 01 02'}
 
@@ -223,6 +223,14 @@ def test_an_overview_counts_labels_and_measures_a_sample():
 def test_labels_that_are_not_counted_are_not_guessed():
     store = MemoryStore({'cls':np.array([0,1], 'u1')}, vocab={'cls':['a','b']})
     assert not overview(store).labels['cls'].counted and 'not known' in notebook_html(store, 60)
+
+def test_names_of_the_codes_of_a_mask_are_not_counted():
+    samples = {split:[{'mask.png':mask(), 'cls':'a', 'labels':['b']}]*n for split,n in (('train',2), ('valid',1))}
+    store = in_memory(samples, vocab={'mask.png':['sky','sea','sand']})
+    o = overview(store)
+    count_in_splits(store, o, lambda done, of: None)
+    assert o.labels['mask.png'].in_splits=={} and not o.labels['mask.png'].counted
+    assert [o.labels[field].in_splits for field in ('cls','labels')]==[{'train':[2],'valid':[1]}]*2
 
 def test_counts_of_labels_follow_each_change(put):
     def sample(i): return {'txt':str(i), 'cls':'ab'[i%2], 'labels':['x','y','x'][:i%4], 'tag.labels':[7,'7'][:1+i%2]}

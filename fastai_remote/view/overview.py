@@ -152,7 +152,7 @@ def count_in_splits(
     step # `step(done, of)` is called as samples are read; it may raise an error
 ):
     "Counts the labels in each split, if there are several; raises `ValueError`, and what reading raises"
-    fields = list(o.labels) if len(store.splits)>1 else []
+    fields = [field for field in o.labels if o.fields[field].codec in ('cls','labels') and len(store.splits)>1]
     for at,field in enumerate(fields):
         shown,n_labels = _most_frequent(store.manifest, field),o.labels[field].n_labels
         for split,(start,stop) in store.splits.items():

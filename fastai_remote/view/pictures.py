@@ -178,7 +178,7 @@ def _show_image(store, number, field, value, size):
 def _show_drawing(store, number, field, value, size):
     strokes = field_codec(store, field).from_bytes(value)
     image = Rasterise(min(max(size, 8), 4096)).create(value)
-    return Shown(field, '', f'{len(strokes)} strokes', image=image, full_size=(256,256))
+    return Shown(field, '', f"{len(strokes)} {'stroke' if len(strokes)==1 else 'strokes'}", image=image, full_size=(256,256))
 
 def _show_mask(store, number, field, value, size):
     codec = field_codec(store, field)

@@ -156,7 +156,7 @@ async function find(position = 0) {
     if (isOld()) return;
   }
   progress('progress', null);
-  message(found.error || found.note);
+  message(found.error || found.note, found.error ? ['Try again', () => find(position)] : null);
   if (isSort) grid.reset(found.state==='done' ? found.n : 0); else grid.grow(found.n);
   showCount(found);
   if (position) grid.scrollTo(position);
