@@ -153,6 +153,8 @@ class Answer:
         among = query.numbers(store)
         self.samples = Found(among) if query.is_filter else Whole(among)
         self.unread = [] # Numbers of samples that could not be read
+        # Bytes of what a search reads of a sample: at most those of the whole sample, until values were read
+        self.mean = max(store.manifest.nbytes/max(len(store), 1), 1)
         self.job = Job(self._find) if query.is_filter or query.sort else None
 
     def progress(self)->dict:
@@ -206,10 +208,10 @@ class Answer:
     def _search(self, job, numbers, mask, conditions):
         "Adds those of `numbers` with `mask` whose values or keys fit; returns whether the search is over"
         query,store,among = self.query,self.store,self.query.numbers(self.store)
-        mean = store.manifest.nbytes//max(len(store), 1)
-        step = max(8, min(_MAX_TEXTS, _TEXT_BYTES//max(mean, 1))//8*8)
-        for k in range(0, len(numbers), step):
+        k = 0
+        while k<len(numbers):
             job.step(int(numbers[k])-among.start, len(among))
+            step = max(8, int(min(_MAX_TEXTS, _TEXT_BYTES//max(self.mean, 1)))//8*8)
             found,hits = mask[k:k+step].copy(),[]
             for names,condition in conditions:
                 found[found] = self._fit(numbers[k:k+step][found], names, condition)
@@ -220,15 +222,18 @@ class Answer:
                 found = np.isin(numbers[k:k+step], hits[:1])
             self.samples.add(int(numbers[k]), found)
             if hits: return True
+            k += step
         return False
 
     def _fit(self, numbers, fields, condition):
         "Which samples have a value in one of `fields` that fits, bool; those that cannot be read do not"
-        result = np.zeros(len(numbers), bool)
+        result,n_bytes = np.zeros(len(numbers), bool),0
         for field in fields if len(numbers) else ():
             for k,value in enumerate(self._values(field, numbers)):
+                n_bytes += len(value or b'')
                 try: result[k] |= value is not None and condition(value)
                 except ValueError as e: self._note_unread(numbers[k], e)
+        if n_bytes: self.mean = n_bytes/len(numbers)
         return result
 
     def _values(self, field, numbers):
