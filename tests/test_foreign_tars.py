@@ -278,6 +278,7 @@ def test_lists_of_labels_that_are_none_are_failed_samples(tmp_path):
         store,report = index(tmp_path, overwrite=True)
         assert (report.written,report.failed,store.manifest.vocab['labels'])==(2,1,['a','b','c'])
         assert store[:]==[{'labels':['a']},{'labels':['b','c']}]
+        assert store.class_counts('labels')=={'a':1,'b':1,'c':1}
 
 def test_failed_samples_do_not_make_labels_text(tmp_path):
     "A sample that fails, with a text for a label, where the field begins late or among the first samples"

@@ -422,6 +422,7 @@ async function stateOfChange() {
   try { return (await send('changes', {})).change; }
   catch (error) {
     if (error.is_other) return {state: 'done'};
+    await explain(error);
     throw error;
   }
 }
