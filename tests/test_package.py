@@ -224,7 +224,8 @@ def test_lines_have_at_most_120_characters():
     "Also lists of names, which `make export` wraps after nbdev has written them"
     modules = [f for f in (root/'fastai_remote').rglob('*.py') if f.name!='_modidx.py']
     c_sources = [f for f in (root/'fastai_remote/codec/c').iterdir() if f.suffix in ('.c','.h')]
-    lines = [(f,line) for f in modules+c_sources for line in f.read_text().splitlines()]
+    page = [f for f in (root/'fastai_remote/view/page').iterdir() if f.is_file()]
+    lines = [(f,line) for f in modules+c_sources+page for line in f.read_text().splitlines()]
     for f in (root/'nbs').rglob('*.ipynb'):
         cells = [cell for cell in json.loads(f.read_text())['cells'] if cell['cell_type']=='code']
         lines += [(f,line.rstrip()) for cell in cells for line in cell['source']]

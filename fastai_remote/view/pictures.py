@@ -175,10 +175,12 @@ def _show_image(store, number, field, value, size):
     im,full_size = _opened(store, field, value, size)
     return Shown(field, '', f'{full_size[0]} x {full_size[1]}', image=_small(im, full_size, size), full_size=full_size)
 
+def _how_many(o, one, several): return f'{len(o)} {one if len(o)==1 else several}'
+
 def _show_drawing(store, number, field, value, size):
     strokes = field_codec(store, field).from_bytes(value)
     image = Rasterise(min(max(size, 8), 4096)).create(value)
-    return Shown(field, '', f"{len(strokes)} {'stroke' if len(strokes)==1 else 'strokes'}", image=image, full_size=(256,256))
+    return Shown(field, '', _how_many(strokes, 'stroke', 'strokes'), image=image, full_size=(256,256))
 
 def _show_mask(store, number, field, value, size):
     codec = field_codec(store, field)
@@ -221,14 +223,13 @@ def _waveform(values, size):
 
 def _show_boxes(store, number, field, value, size):
     boxes = boxes_of(field, field_codec(store, field).from_bytes(value))
-    return Shown(field, '', f"{len(boxes)} {'box' if len(boxes)==1 else 'boxes'}", marks=boxes.astype(np.float64))
+    return Shown(field, '', _how_many(boxes, 'box', 'boxes'), marks=boxes.astype(np.float64))
 
 def _show_points(store, number, field, value, size):
     points = np.asarray(field_codec(store, field).from_bytes(value), np.float64)
     if points.ndim==2 and points.shape[1]==3: points = points[:,:2]   # with times
     points = as_points(points)
-    return Shown(field, '', f"{len(points)} {'point' if len(points)==1 else 'points'}",
-                 marks=points[np.isfinite(points).all(1)])
+    return Shown(field, '', _how_many(points, 'point', 'points'), marks=points[np.isfinite(points).all(1)])
 
 def _show_labels(store, number, field, value, size):
     labels = field_codec(store, field).from_bytes(value)
