@@ -55,7 +55,7 @@ def as_picture(
 )->Picture:
     "A picture as JPEG, or PNG if it has few colours; with more bytes than `most`, as JPEG of less quality or smaller"
     if image.getcolors(_FEW_COLOURS):
-        found = _file(image, 'PNG')
+        found = _file(image, 'PNG', compress_level=3)
         if most is None or len(found.content)<=most: return found
     for scale,quality in _SMALLER:
         size = tuple(max(1, round(side*scale)) for side in image.size)
