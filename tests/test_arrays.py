@@ -87,6 +87,7 @@ def test_arrays_of_one_length_are_samples_by_row(tmp_path, kind):
         assert array_samples({'npy':arrays['npy']}).in_files
         assert len(pickle.dumps(array_samples({'npy':arrays['npy']}).read(np.arange(N))))<3000
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind,start', [
     ('part_of_a_map','multiprocessing'), ('h5_file','multiprocessing'),
     pytest.param('zarr_group', 'loky', marks=[pytest.mark.slow, pytest.mark.xdist_group('processes')])])

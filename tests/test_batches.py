@@ -358,6 +358,7 @@ def picture_and_label(dl):
 
 def pictures(dl): return [[picture for picture,_ in batch] for batch in picture_and_label(dl)]
 
+@pytest.mark.slow
 def test_damage_is_described_in_the_same_words_item_by_item(store):
     arrays = [NpyImageCodec('npyimg').pack(np.zeros((8, 8), np.uint8))]*20
     pngs = store.columns['g.png'][:20]
@@ -406,6 +407,7 @@ def test_a_replaced_sample_is_replaced_for_all_pipelines(kind, tfms):
     assert [label for k,(_,label) in enumerate(pairs) if k not in (3, 10)]==[i for i in range(20) if i not in (3, 10)]
     assert not {3, 10}&{label for _,label in pairs}
 
+@pytest.mark.slow
 @paths
 def test_only_bad_samples_are_skipped_by_loaders_that_drop_the_last_batch(tfms):
     def trained(items): return SplitOrder(range(20)),[0, 1]
@@ -417,6 +419,7 @@ def test_only_bad_samples_are_skipped_by_loaders_that_drop_the_last_batch(tfms):
         assert len(found)==5 and sum(len(batch)==4 for batch in found)>=2
         assert len(list(loaders(Lossy(3), 'png', bs=8, **kw).train))==2   # of 20
 
+@pytest.mark.slow
 @paths
 def test_batches_keep_their_order_if_all_samples_of_one_are_skipped(tfms, monkeypatch):
     "Workers give batches in turn. One that has nothing to give must not lose its turn; in `learn.distrib_ctx`, too"

@@ -245,6 +245,7 @@ def test_a_read_only_disk_is_read(tmpfs):
     os.close(cache.fetch('u-a', 10*KB, no))
     assert_not_kept(cache, 'Read-only file system', 'u-b')
 
+@pytest.mark.slow
 def test_where_there_can_be_no_cache_reading_goes_on_without(folder, tmp_path, monkeypatch):
     "A limit on the size of files, a file in place of the folder, disks without locks"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -420,6 +421,7 @@ def test_a_folder_with_files_of_others_gets_a_subfolder(folder, theirs, monkeypa
     match = f"^{folder}/fastai_remote has 'u-b', and is no cache: .*FASTAI_REMOTE_CACHE"
     with pytest.raises(ValueError, match=match): FileCache(folder, 10*KB)
 
+@pytest.mark.slow
 def test_a_cache_is_opened_again_at_any_time(cache, folder, child):
     "By another process, and from a pickle: while the first file comes, after it has come, and when all is removed"
     def opened(): return [FileCache(folder, 50*KB), pickle.loads(pickle.dumps(cache))]

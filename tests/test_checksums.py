@@ -115,6 +115,7 @@ def facts(store):
     manifest = store.manifest
     return repr((store[:], store.splits, manifest.vocab, manifest.counts, manifest.stats, list(store.failures())))
 
+@pytest.mark.slow
 def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(client, server):
     "In values and tables of all parts, what the version before uses, and the register; some bits of each key"
     store = changed(lambda source, fn, **options: to_redis(source, server.url, 'd', fn, **options))
@@ -358,6 +359,7 @@ def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client
     RedisStore.delete(server.url, 'd')
     assert client.keys()==[b'fastai_remote:used']
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_a_name_in_the_register_removes_nothing(client, server):
     "The entry seems to be that of another dataset, which nobody needs; its keys are those of this one"
     write(server.url)

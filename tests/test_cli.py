@@ -103,6 +103,7 @@ class Terminal:
 
 # Writing
 
+@pytest.mark.slow
 def test_images_to_redis_and_shards_are_those_of_the_python_call(images, server, tmp_path, result, cli):
     words = '--label','folder','--splits','train,valid=0.2','--path',*FAST
     report = result('ingest', images, server.url, 'byhand', *words)

@@ -169,6 +169,7 @@ def test_pillows_limit_of_pixels_holds_both_ways(monkeypatch):
 
 # --- datasets of pixels
 
+@pytest.mark.slow
 def test_a_dataset_of_raw_pixels_is_one_of_pictures(images, tmp_path):
     "`shrink(…, codec='raw')` stores what PNGs have; statistics, batches and each operation are those of pictures"
     source = image_samples(sorted(images.glob('*/*.jpg'))[:24], label=class_of)

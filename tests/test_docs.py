@@ -64,6 +64,7 @@ def test_no_address_is_a_placeholder():
         found += [f'{file.relative_to(root)}: {m[0]}' for m in PLACEHOLDER.finditer(text)]
     assert not found
 
+@pytest.mark.slow
 def test_module_headers_name_their_page():
     "At the end of a module's docstring; in the first cell of its notebook, after the description, if it has one"
     import docs
@@ -152,6 +153,7 @@ def site_pages():
 
 def titles(entries): return [next(iter(e)) for e in entries]
 
+@pytest.mark.slow
 @of_the_guide
 def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
     "Each tutorial of `nbs/tutorials` has a place; those on engines are last"

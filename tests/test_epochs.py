@@ -71,6 +71,7 @@ def batches_of_rank(ds, kind, bs, seed, workers, **options):
     consumers = [Consumer(worker=worker, num_workers=workers) for worker in range(workers)]
     return [batch for consumer in consumers for batch in made.results((seed,), consumer, 0)],len(made)
 
+@pytest.mark.slow
 @given(st.sampled_from(['memory','shards']), st.sampled_from(['batches','batched']), st.slices(N), st.integers(1, 4),
        st.integers(1, 3), st.integers(1, 20), st.integers(0, 2**62), st.fixed_dictionaries(dict(
            shuffle=st.booleans(), drop_last=st.booleans(), interleave=st.sampled_from([None,1,4]))))
@@ -112,6 +113,7 @@ def shares(stream, world=1, workers=1, key=(3,1)):
 
 def flat(lists): return [number for rank in lists for worker in rank for number in worker]
 
+@pytest.mark.slow
 @given(st.sampled_from(['memory','shards']), st.sampled_from(sorted(STREAMS)), st.integers(0, N), st.integers(1, 3),
        st.integers(1, 4), st.integers(0, 2**62))
 @examples(150)
@@ -128,6 +130,7 @@ def test_streams_of_all_processes_contain_every_sample_once(datasets, store, kin
     assert max(per_rank)-min(per_rank)<=apart
     if kind!='select': assert [stream.count(rank, world) for rank in range(world)] in (per_rank, [None]*world)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind,workers', [
     *((kind, 0) for kind in (*KINDS,'mix','buffer')),
     *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ('batches','batched','mix'))])

@@ -210,6 +210,7 @@ def test_what_a_user_does_to_fastai_is_done(data, unchanged, change):
 # What building batches calls or reads itself
 HARMLESS = {'default torch.float64', 'few_pixels', 'no_c_modules', 'truncated'}
 
+@pytest.mark.slow
 def test_whatever_a_user_does_to_fastai_is_noticed(data):
     "Whole batches are built at once, and floats in reused memory, only while nothing is changed"
     loaders = {repr(p):dls_of_store(p, data.stores['redis'], 'redis').train

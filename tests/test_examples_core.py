@@ -12,6 +12,7 @@ def test_what_is_compressed_or_json_has_a_limit():
     with expect_fail(TooLarge, contains='10,000,002 bytes'): parse_json('['+'[],'*3_333_333+'1]')
     test_eq(parse_json('{"a":[1,"b"]}'), {'a':[1,'b']})
 
+@pytest.mark.slow
 def test_parallel():
     warnings.simplefilter('error', UserWarning)
     # joblib's thread may look up an input that the end of a call has just taken away

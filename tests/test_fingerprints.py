@@ -170,6 +170,7 @@ for value in Image.new('L', (3,3), 1), Options(), {'a','b','c'}, np.arange(9000)
     print(table_samples(pd.DataFrame({'x':[value]*4, 'n':range(4)})).fingerprint())
 '''
 
+@pytest.mark.slow
 def test_the_same_call_in_another_process_is_the_same():
     "No address and no order of hashes gets into what an ingest is known by; of arrays in tables all values count"
     first,second = (subprocess.run([sys.executable, '-c', FUNCTIONS], capture_output=True, text=True, check=True,

@@ -163,6 +163,7 @@ def raw(store, i):
 
 _count = itertools.count()
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(odd_names(), min_size=1, max_size=8), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_samples_are_those_of_webdataset(tmp_path, names, format):
@@ -510,6 +511,7 @@ def test_an_index_that_another_call_has_extended_meanwhile_is_not_replaced(tmp_p
         index(tmp_path)
     assert len(ShardStore(tmp_path))==20
 
+@pytest.mark.slow
 @pytest.mark.parametrize('overwrite', [True,False])
 def test_an_interrupted_new_or_longer_index_leaves_the_dataset_as_it_was(tmp_path, overwrite):
     "Wherever the call dies: the whole old index is seen, or the new one, also by who opened it before"

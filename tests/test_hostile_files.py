@@ -76,6 +76,7 @@ WAYS = {
 
 QUICK = ['scans.jpg', 'tile.tif', 'large.bmp', 'zTXt.png', 'program.eps']
 
+@pytest.mark.slow
 @pytest.mark.parametrize('names', [QUICK, pytest.param([o for o in BOMBS if o not in QUICK], marks=pytest.mark.slow)])
 def test_bombs_are_refused_at_once(names):
     bombs = {name:BOMBS[name]() for name in names}
@@ -173,6 +174,7 @@ VALUES = {
     'x.bits': lambda: b'bit\1\0\xff\x20\0\x20\0'+zeros(200<<20),
     'x.strokes': lambda: b'\xff\xff\xff\xff\x7f'}
 
+@pytest.mark.slow
 def test_other_values_are_refused_at_once():
     values,calls = {name:make() for name,make in VALUES.items()},{}
     for name,b in values.items():
@@ -259,6 +261,7 @@ def test_folders_that_link_to_each_other_are_searched_once_each_way(tmp_path):
     found = [str(p.relative_to(tmp_path)) for p in image_samples(tmp_path).paths]
     assert found==['a/a.jpg', 'a/other/b.jpg', 'b/b.jpg', 'b/other/a.jpg']
 
+@pytest.mark.slow
 def test_a_cache_holds_regular_files(tmp_path):
     "Nothing else is opened, followed or waited for. A pipe is removed"
     (tmp_path/'secret').write_bytes(b'x'*10)

@@ -63,6 +63,7 @@ def test_selections_are_read_in_their_order(name, on_disk):
         check_pets(store, [int(i) for i in dataset['number']], in_order=True)
         assert report.failed==0
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['multiprocessing', pytest.param('loky', marks=pytest.mark.slow)])
 def test_workers_that_are_forked_or_spawned(tmp_path, on_disk, backend):
     for k,dataset in enumerate((on_disk, pets().select(range(3, 11)))):

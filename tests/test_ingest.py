@@ -222,6 +222,7 @@ def test_sizes_that_do_not_add_up_are_refused(n, splits, match):
 
 FIRST,HALF,ALL = {0,1,2,3},set(range(20, 40)),set(range(40))
 
+@pytest.mark.slow
 @examples(10)
 @given(st.lists(st.sets(st.integers(0, 39)), min_size=1, max_size=3))
 @example([set()]*3)

@@ -29,6 +29,7 @@ def download(folder, stats=True):
         if stats: (folder/f'{shard:05}_stats.json').write_text(json.dumps(counts))
     return folder
 
+@pytest.mark.slow
 def test_images_captions_and_columns(put, tmp_path):
     "Bytes, captions, metadata, and columns of the rows beside the tar; downloads that failed are counted"
     columns = ['similarity','url','hash']

@@ -125,6 +125,7 @@ def test_loaders_are_pickled_in_few_bytes(stores, where, tmp_path):
 
 # --- the loader's own promises
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_order(numbered):
     def epochs(workers):
         set_seed(42)
@@ -182,6 +183,7 @@ def test_batches_are_normalised_by_statistics_of_the_store(stores, where):
         fs = DataLoaders.from_store(store, batch_tfms=tfm, **kw).train.after_batch.fs
         assert sum(isinstance(t, (Normalize, MeanImage)) for t in fs)==1 and tfm in list(fs)
 
+@pytest.mark.slow
 @two_or_none
 def test_balance_draws_rare_labels_as_often_as_common_ones(server, workers):
     "From a split, too; validation is as it is"

@@ -66,6 +66,7 @@ def test_pickles_do_not_grow_with_n():
 
 # --- positions
 
+@pytest.mark.slow
 @given(st.integers(0, 300), st.data())
 @examples(200)
 def test_views_are_what_lists_would_be(n, data):
@@ -111,6 +112,7 @@ def test_a_split_of_more_items_than_there_are_is_an_error():
 
 # --- shares of ranks and workers
 
+@pytest.mark.slow
 @given(st.integers(0, 400), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40),
        st.sampled_from(['in turn','consecutive','by batches']))
 @examples(250)

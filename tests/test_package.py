@@ -40,6 +40,7 @@ def new_python(interpreters):
         return (process.stdout+process.stderr).strip()
     return run
 
+@pytest.mark.slow
 def test_names(new_python):
     "A star import gives these names and no others"
     code = 'from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))'
@@ -47,6 +48,7 @@ def test_names(new_python):
     assert set(NAMES+BY_NAME)==set(fastai_remote._module_of)<=set(dir(fastai_remote))
     for name in BY_NAME: assert getattr(fastai_remote, name).__name__==name
 
+@pytest.mark.slow
 def test_star_import_is_quiet_and_shadows_nothing(new_python):
     code = '''from fastai.vision.all import *; import threading, os
 before,t = dict(globals()),threading.active_count()
@@ -61,6 +63,7 @@ IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStor
            'from fastai_remote import *; from fastai.vision.all import *',
            'from fastai_remote import RemoteDL; from fastai.data.all import *']
 
+@pytest.mark.slow
 @pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, new_python):
     code = f'''{imports}
@@ -75,6 +78,7 @@ print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from
     assert new_python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
         ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
+@pytest.mark.slow
 def test_the_import_system_and_the_frameworks_are_left_as_they_are(new_python):
     "Nothing waits for an import, no function of accelerate is replaced, and users of torch load no fastai"
     code = """import sys
@@ -110,6 +114,7 @@ def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULE
 
 def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==set(LAYERS)
 
+@pytest.mark.slow
 def test_a_module_imports_only_from_those_below_it():
     "torch and fastai come in with the loader, stores do not import each other, and nobody takes private names"
     places = {m:LAYERS.index(m.split('.')[0]) for m in MODULES}
@@ -149,6 +154,7 @@ with open(sys.argv[1], 'rb') as f: *objects,openers = pickle.load(f)
 for o in [*objects, *(opener() for opener in openers)]: print(type(o).__name__, len(o), o[1])
 print([m for m in sys.modules if m.startswith(('fastai_remote.write','fastai_remote.ingest'))])"""
 
+@pytest.mark.slow
 def test_a_worker_imports_no_writers(server, interpreters, tmp_path):
     "Stores of all kinds, datasets of loaders, and what openers make, in a process that only unpickles and reads them"
     options = dict(num_workers=1, shuffle=False, progress=False)
@@ -166,6 +172,7 @@ def test_a_worker_imports_no_writers(server, interpreters, tmp_path):
     assert sizes==[*readers, ['Datasets','2'], ['RemoteDataset','4'], *readers] and modules=='[]', read
     assert all('text 1' in line or 'TensorCategory(1)' in line for line in read), read
 
+@pytest.mark.slow
 def test_light_modules_load_neither_torch_nor_fastai():
     code = f"""import sys
 for module in {[m for m in MODULES if m.split('.')[0] in LIGHT]}: __import__('fastai_remote.'+module)

@@ -228,6 +228,7 @@ def test_values_that_a_server_has_lost_are_found(fresh):
     assert list(lost_samples(link, layout, fields, np.arange(4)))==[1,2]
     assert not list(lost_of_range(link, layout, fields, 4, gaps=np.array([1,2])))
 
+@pytest.mark.slow
 def test_an_ingest_on_a_server_that_was_set_back_is_abandoned_without_a_key_left(fresh):
     "It was set back to when less of a stream was planned; the ingest went on from there, and stopped"
     c,down = client(fresh),[]

@@ -52,6 +52,7 @@ def digests(batches): return [digest(*b) for b in batches]
 
 # --- a loader with a seed
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['memory','shards'])
 @pytest.mark.parametrize('jitter', [False,True])
 def test_a_batch_is_a_function_of_the_seed_the_epoch_and_the_position(stores, kind, jitter):
@@ -148,6 +149,7 @@ def test_a_transform_with_a_generator_of_its_own_is_named(stores):
 
 # --- a state for other training loops
 
+@pytest.mark.slow
 def test_another_loop_goes_on_where_the_state_was_saved(stores):
     everything = [digests(dl) for dl in [loaders(stores['shards']).train]*3]
     for stop in 1,6,8:
@@ -203,6 +205,7 @@ CASES = [('mixup', [3,6]), ('jitter train_metrics', [1,7]), ('fine_tune save csv
     ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7]),
     ('cutmix', [3]), ('skip', [2,7]), ('replace', [4,3]), ('texts', [4,9])]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options,stops', CASES)
 def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, options, stops):
     "Batches, weights after each of them, optimiser, recorder, log and predictions are the same bits"
@@ -333,6 +336,7 @@ def test_attributes_that_cannot_be_saved_are_named_once(stores, tmp_path):
         learn.fit(1, 1e-2)
     assert len([w for w in found if 'plain data' in str(w.message)])==1
 
+@pytest.mark.slow
 def test_validating_and_predicting_in_between_change_nothing(stores, tmp_path):
     def run(name, between):
         (tmp_path/name).mkdir()

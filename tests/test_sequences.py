@@ -78,6 +78,7 @@ class Net(nn.Module):
         self.rnn,self.out = nn.GRU(5, 16, batch_first=True),nn.Linear(16, 2)
     def forward(self, x): return self.out(self.rnn(packed_strokes(x))[1][-1])
 
+@pytest.mark.slow
 def test_a_recurrent_network_learns(store, tmp_path):
     "A Learner trains, shows, predicts new drawings, and is exported and loaded"
     dls = load(store, draw=StrokeSequence(scale=1/32, max_len=40))

@@ -56,6 +56,7 @@ def test_a_folder_that_is_there_keeps_its_mode_if_it_has_other_files(tmp_path):
             assert mode(tmp_path)==folder_mode and modes(tmp_path).items()>=PRIVATE.items()
             assert redis.Redis.from_url(server.url).get('x')==b'1'
 
+@pytest.mark.slow
 def test_a_server_with_a_port_requires_a_password():
     with private_server(port=-1) as one, private_server(port=-1) as two:
         with pytest.raises(redis.AuthenticationError): redis.Redis(port=one.port).ping()

@@ -185,6 +185,7 @@ def place_in(content, name):
     "Where a value of sample 1 is, in a shard or in its index"
     return content.index(TINY[1]['bin']) if name.endswith('tar') else len(content)-3
 
+@pytest.mark.slow
 @mended
 @pytest.mark.parametrize('name,step', [(INDEX,97), (TAR,3001)])
 def test_a_flipped_bit_in_the_cache_is_repaired(far, tmp_path, name, step):

@@ -25,6 +25,7 @@ def even(table, e, dof):
     table = np.asarray(table)
     return abs(float(((table-e)**2/e).sum())-dof)<5*np.sqrt(2*dof)
 
+@pytest.mark.slow
 @given(some_sizes, seeds, st.integers(1, 5), st.integers(1, 9), st.integers(0, 4), st.integers(1, 5), st.booleans())
 @example([500], 1, 4, 8, 3, 2, True)    # a shard larger than a lane
 @example([3], 1, 4, 64, 4, 1, True)     # less than a batch
@@ -164,6 +165,7 @@ def test_places_of_two_groups_are_independent(two):
 
 # --- splits
 
+@pytest.mark.slow
 @given(some_sizes, st.one_of(st.floats(0, 1), st.sampled_from([0, .1, .2, .5, 1, 1-2**-53])), seeds)
 @examples(100)
 def test_a_split_takes_its_part_of_each_shard(sizes, pct, seed):
@@ -180,6 +182,7 @@ def test_a_split_takes_its_part_of_each_shard(sizes, pct, seed):
     assert (np.abs(split.valid.sizes-pct*np.asarray(sizes))<1+1e-6).all()
     assert pickle.loads(pickle.dumps(split))==split!=ShardSplit([*sizes,1], pct, seed)
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=8),
        st.one_of(st.floats(0, 1), st.sampled_from([1-2**-53, 1-2**-50, 1/3])))
 @example([536_870_916, 1, 1], 0.9999999906867743)   # rounding would take two of one

@@ -64,6 +64,7 @@ def test_each_source_is_written_as_to_redis(tmp_path, images, server, what):
 
 # --- sizes of shards
 
+@pytest.mark.slow
 @examples(35)
 @given(parts=st.lists(st.lists(st.integers(-2000, 5000), max_size=25), min_size=1, max_size=4),
        maxsize=st.integers(3000, 30_000), maxcount=st.integers(1, 20), chunk=st.sampled_from([None,1,7,64]),
@@ -545,6 +546,7 @@ def numbers(tmp_path_factory):
     splits = {'train':rows[:240], 'valid':rows[240:]}
     return put(tmp_path_factory.mktemp('numbers')/'d', splits, shuffle=False, chunk=21, maxcount=11)[0]
 
+@pytest.mark.slow
 @examples(8)
 @given(bs=st.integers(1, 90), interleave=st.integers(1, 7), drop_last=st.booleans(), by_store=st.booleans())
 @example(bs=6, interleave=1, drop_last=False, by_store=True)   # a shard lies in a batch as a whole

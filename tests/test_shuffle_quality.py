@@ -35,6 +35,7 @@ def test_again_is_as_predicted(interleave):
     want = (same+(1-same)*(interleave-1)/(S-1))*(bs-1)/(interleave*z-1)
     assert q.again_pct==pytest.approx(100*want, rel=.1) and q.again==pytest.approx(want/((bs-1)/(z*S-1)), rel=.1)
 
+@pytest.mark.slow
 def test_again_from_a_part_of_two_long_epochs():
     n,G = 4_000_000,4000
     q = shuffle_quality(lambda seed: ShardPermutation([1000]*(n//1000), seed), n)

@@ -80,6 +80,7 @@ def test_a_stream_is_asked_for_the_size_of_its_first_samples_once(size, n, want,
     assert chunk(source)==chunk(source)==want
     assert sum(len(part) for part in source.stream(7))==n
 
+@pytest.mark.slow
 def test_an_ingest_of_a_compressed_tar_holds_only_a_part_of_it(tmp_path):
     contents = tar(tmp_path/'a.tar.gz', 100, 500_000, 'w:gz', compresslevel=0)
     tracemalloc.start()

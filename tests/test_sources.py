@@ -382,6 +382,7 @@ def test_a_picture_that_cannot_be_counted_is_stored_all_the_same(put):
 
 # --- the memory of a server
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_when_the_first_chunk_is_written():
     "And what fits is let in"
     sizes = np.random.default_rng(0).integers(0, 8000, 2000).tolist()

@@ -315,6 +315,7 @@ def _collect_and_read(opener):
     get_loop().call_soon_threadsafe(gc.collect)
     return opener().read('a')
 
+@pytest.mark.slow
 @kinds
 def test_clients_that_a_child_process_inherits_are_not_closed_there(kind):
     "The event loop that would have to close one has no thread there"

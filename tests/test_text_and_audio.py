@@ -151,6 +151,7 @@ def test_similar_lengths_share_a_batch_and_the_longest_comes_first(store):
     assert padding[0]<padding[1]/2
     with fails(TypeError, 'function of the dataset'): dls.train.new(lengths=[1])
 
+@pytest.mark.slow
 @pytest.mark.parametrize('put', ['shards'], indirect=True)
 def test_a_classifier_is_trained_as_in_stock_fastai_shown_and_exported(put, tables, tmp_path):
     store,_ = put(SAMPLES, splits=SPLITS, shuffle=False, chunk=12)   # in several shards
@@ -255,6 +256,7 @@ def test_a_damaged_text_is_an_error_with_advice_while_the_vocabulary_is_counted(
 
 # Language models
 
+@pytest.mark.slow
 @pytest.mark.parametrize('put', ['redis'], indirect=True)
 def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(put, tables, tmp_path):
     store,_ = put(SAMPLES, splits=SPLITS, shuffle=False, chunk=12)
@@ -470,6 +472,7 @@ def test_recordings_have_the_batches_of_plain_torch(put, field):
         assert torch.equal(x.as_subclass(torch.Tensor), want)
         assert [dls.vocab[int(o)] for o in y]==[RECORDS[i]['cls'] for i in batch]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', ['wav','audio.npy'])
 def test_recordings_are_trained_shown_predicted_and_exported(field, tmp_path):
     dls = audio_dls(written(RECORDS)[0], field, y='cls', bs=8, item_tfms=CropAudio(256))

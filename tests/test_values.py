@@ -150,6 +150,7 @@ BAD = [('x.f4',1e300,'inf'), ('y.i8',2**63,'9223372036854775808'), ('json',{1:2}
        ('x.f4',None,"field 'x.f4' is None in this sample"), ('mask.png',FLAGS+200,'code 200'),
        *((field,LONE,'UTF-8') for field in ('txt','note','key.txt','path','cls','other.cls'))]
 
+@pytest.mark.slow
 def test_bad_values_are_failed_samples_with_a_reason_in_any_store(put):
     "Also those that are found by workers, and text that is no UTF-8"
     source = [{**GOOD, 'id':i} for i in range(40)]

@@ -143,6 +143,7 @@ ENDS = dict(end=identity, repeat=lambda ds: ds.repeat(2), with_epoch=lambda ds: 
 
 def some(names): return st.lists(st.sampled_from(sorted(names)), max_size=4)
 
+@pytest.mark.slow
 @given(some(DICT_STEPS), some(TUPLE_STEPS), st.sampled_from(sorted(ENDS)))
 @examples(25)
 def test_methods_in_any_order_give_the_samples_of_webdataset(ds, ref, dicts, tuples, end):

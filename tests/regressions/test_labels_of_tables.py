@@ -159,6 +159,7 @@ def test_two_columns_for_one_field_get_different_names(tmp_path, columns):
         first,second = columns
         assert store.fields==[f'{first}.txt',second] and column(store, second)==['x','y']
 
+@pytest.mark.slow
 def test_deciding_takes_no_memory_for_each_row(tmp_path):
     n,path = 50_000,tmp_path/'t.csv'
     write_csv(path, [['label','x'], *([i%7,i/8] for i in range(n))])

@@ -1,6 +1,7 @@
 """Patches of fastai's classes: ours call what was there before, and what protects results does not depend on them
 
 fastcore's `patch` keeps only what was there before the first patch of all, as `_orig_…`."""
+import pytest
 
 # What another extension does before this package is imported, and after it
 FOREIGN = '''
@@ -61,6 +62,7 @@ if when=='before':
     assert [list(o) for o in shown]==[['of another extension']], shown
 '''
 
+@pytest.mark.slow
 def test_patches_of_other_extensions_are_called_before_and_after_us(interpreters):
     runs = [interpreters.start(CODE, when) for when in ('before','after')]
     for run in runs:

@@ -83,6 +83,7 @@ def test_other_types_in_the_manifest_of_shards(tmp_path, kind):
         path = path.parent/'.fastai_remote/manifest.json'
     all_others(path.read_bytes(), path.write_bytes, lambda: ShardStore(tmp_path/'d', cache=str(tmp_path/'cache')))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['written','changed'])
 def test_other_types_in_the_manifest_in_redis(server, kind):
     to_redis(samples(), server.url, kind, splits=splits, num_workers=0, progress=False)
@@ -139,6 +140,7 @@ resource.setrlimit(resource.RLIMIT_AS, (size+int(megabytes)*1_000_000,-1))
 uses[use](path)
 '''
 
+@pytest.mark.slow
 def test_too_little_memory_is_no_damage(tmp_path):
     "In a new process, which has no memory that it could use again"
     put(tmp_path/'d', [{'cls':f'label {k:0200d}'} for k in range(20_000)])
@@ -209,6 +211,7 @@ def test_members_above_the_limit_are_failed_samples(tmp_path, monkeypatch):
         report = read()
         assert (report.written,report.failed)==(1,1) and 'MAX_MEMBER' in report.failures[0][1]
 
+@pytest.mark.slow
 def test_parts_of_a_stream_have_a_limit(tmp_path):
     members = [o for k in range(5) for o in (header(f'{k}.bin', 40<<20), 40)]
     (tmp_path/'a.tar.gz').write_bytes(gzipped([*members, bytes(1024)]))
@@ -228,6 +231,7 @@ USES = dict(
     overwrite=lambda folder: to_shards([{'txt':'new'}], folder, overwrite=True, **ONE), delete=ShardStore.delete,
     index=lambda folder: index_shards(folder, f'{folder}/../index', **ONE))
 
+@pytest.mark.slow
 def test_what_is_no_file_is_an_error_at_once(tmp_path):
     "Also the files of failures and of labels, where a cache is used, and where somebody writes or removes"
     texts = [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)]
@@ -266,6 +270,7 @@ def test_lines_of_compressed_tables_have_a_limit(tmp_path):
 
 # --- indices
 
+@pytest.mark.slow
 def test_other_types_in_an_index(tmp_path):
     "Whose checksums match, as its author would write it"
     store,_ = put(tmp_path/'d', [sample if k else {'txt':'no label'} for k,sample in enumerate(samples())])
