@@ -345,7 +345,7 @@ def arrow_type(t)->ColumnType:
         if inner.kind=='number': return ColumnType('array', inner.dtype, (t.list_size,))
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
     if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
-        return ColumnType('labels' if _is_text(t.value_type) else 'list')
+        return ColumnType('labels' if _is_text(t.value_type) else 'list', arrow_type(t.value_type).dtype)
     return ColumnType('list')
 
 def _is_text(t):
