@@ -266,10 +266,10 @@ class _ArrayTable(Table):
         return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
     def read(self, numbers):
-        if self._order is not None: numbers = self._order[numbers]
+        numbers = self._numbers_of(np.asarray(numbers))
         names = self.plan.names if self.options.asked else list(self.types)
         columns = {name:self.columns[name] for name in names}
-        part = RowsPart(partial(array_rows, columns, self.types), np.asarray(numbers))
+        part = RowsPart(partial(array_rows, columns, self.types), numbers)
         return part if self.in_files else list(part)
 
     @property

@@ -2,9 +2,8 @@
 
 Docs: page `source/frames`"""
 import hashlib, json, os, re
-from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from uuid import uuid4
@@ -25,6 +24,8 @@ from ..store.address import secret_texts, without_secrets
 # A table has rows by number, a `ColumnType` for each column, and something that identifies its data. From these,
 # `Table` derives what a source has: fields, vocabulary, splits. The leading process sends rows to the workers, and
 # files that columns name are read there.
+
+_PIECE = 1<<16   # rows that are looked at together
 
 class Planned:
     "What a source takes from its `plan`, a `TablePlan`, and its `options`"
@@ -78,34 +79,56 @@ class Table(Planned, IndexedSource):
             return replace(kind, is_whole=are_whole(self._pieces(name)))
         return kind
 
-    def _pieces(self, name, size=1<<16):
+    def _pieces(self, name):
         "Yields the values of a column in lists, so that there is never a Python object for each row"
-        for start in range(0, len(self), size): yield self._values(name, start, min(start+size, len(self)))
+        for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
+
+    def _splits_of_pieces(self, splits):
+        "Yields `(names, codes)` for the rows in their order: names of splits by `splits`, and for each row its position"
+        for start in range(0, len(self), _PIECE):
+            values = self._values(splits.column, start, min(start+_PIECE, len(self)))
+            names = [splits(value, f'row {i}') for i,value in enumerate(values, start)]
+            yield names,np.arange(len(names))
 
     @cached_property
     def _split_codes(self):
         "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
-        splits,seen,codes,part = SplitNames(self.plan.split),{},np.zeros(len(self), np.uint8),1<<16
-        for start in range(0, len(self), part):   # so that there is never a Python object for each row
-            values = enumerate(self._values(splits.column, start, min(start+part, len(self))), start)
-            found = [seen.setdefault(splits(value, f'row {i}'), len(seen)) for i,value in values]
-            codes[start:start+part] = found
-        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[codes]
+        splits,seen,parts = SplitNames(self.plan.split),{},[np.zeros(0, np.uint8)]
+        for names,codes in self._splits_of_pieces(splits):
+            numbers = [seen.setdefault(name, len(seen)) for name in names]
+            parts.append(np.array(numbers, np.uint8)[codes])
+        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[np.concatenate(parts)]
 
     @cached_property
-    def _order(self):
-        "The row of each sample, shape (n,): rows are sorted by split; `None` without splits"
-        return None if self.options.valid_col is None else self._split_codes[1].argsort(kind='stable')
+    def _ends(self):
+        "How many rows each split has in the first piece of rows, in the first two, …: shape (pieces, splits)"
+        names,codes = self._split_codes
+        pieces = (codes[k:k+_PIECE] for k in range(0, len(self), _PIECE))
+        return np.array([np.bincount(piece, minlength=len(names)) for piece in pieces], np.int64).cumsum(0)
+
+    def _numbers_of(self, numbers):
+        "The row of each of the samples `numbers`, which are rows sorted by split; in memory there is a byte for a row"
+        if self.options.valid_col is None: return numbers
+        (_,codes),starts = self._split_codes,np.array([start for start,_ in self.splits.values()])
+        split = starts.searchsorted(numbers, side='right')-1
+        ranks,rows = numbers-starts[split],np.zeros(len(numbers), np.int64)
+        for s in np.unique(split).tolist():
+            mine = np.flatnonzero(split==s)
+            pieces = self._ends[:,s].searchsorted(ranks[mine], side='right')
+            for piece in np.unique(pieces).tolist():
+                here = mine[pieces==piece]
+                found = np.flatnonzero(codes[piece*_PIECE:(piece+1)*_PIECE]==s)+piece*_PIECE
+                rows[here] = found[ranks[here]-(self._ends[piece-1,s] if piece else 0)]
+        return rows
 
     @cached_property
     def splits(self):
         if self.options.valid_col is None: return None
-        names,codes = self._split_codes
-        ends = [0,*np.bincount(codes, minlength=len(names)).cumsum().tolist()]
-        return {name:[start,stop] for name,start,stop in zip(names, ends, ends[1:])}
+        ends = [0,*self._ends[-1:].sum(0).cumsum().tolist()]
+        return {name:[start,stop] for name,start,stop in zip(self._split_codes[0], ends, ends[1:])}
 
     def read(self, numbers):
-        if self._order is not None: numbers = self._order[numbers]
+        numbers = self._numbers_of(numbers)
         rows = self._rows(numbers, self.plan.names if self.options.asked else None)
         return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
 
@@ -416,70 +439,44 @@ class _ParquetFile:
         info = self.filesystem.get_file_info(self.path)
         return info.size,info.mtime_ns
 
-@dataclass(repr=False, eq=False)
-class _RowGroup:
-    "One row group of a Parquet file, which is read when it is asked for"
-    file:_ParquetFile
-    index:int # Of the row group in the file
-    first:int # Number of its first row in the file
-    names:list # Columns that are read
-    @property
-    def path(self): return self.file.path
-    def read(self):
-        """The row group as a table of Arrow, with the columns `names`
-
-        Raises `ValueError` if the file is replaced meanwhile."""
-        return self.file.row_group(self.index, self.names)
-
 class _GroupRows:
     "An iterable of `(name, row)` for rows of Parquet files, which are read when it is iterated over, in a worker"
     def __init__(self,
-        groups:list, # `(row group, split or None)`
+        groups:list, # `(_ParquetFile, number of a row group in it, number of the row group's first row in it)`
         which:np.ndarray, # The row group of each sample, position in `groups`, shape (n,)
-        ranks:np.ndarray, # Number of each sample among the rows of its split in its row group, shape (n,)
-        split:str, # Column of the splits, if there is one
-    ): self.groups,self.which,self.ranks,self.split = groups,which,ranks,split
+        ranks:np.ndarray, # Number of each sample in its row group, shape (n,)
+        names:list, # Columns that are read
+    ): self.groups,self.which,self.ranks,self.names = groups,which,ranks,names
     def __len__(self): return len(self.which)
 
     def __iter__(self):
-        of_split = lru_cache(16)(self._of_split)
-        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256], of_split)
+        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256])
 
-    def _rows(self, which, ranks, of_split):
-        """A list of `(name, row)` of some samples: `which` and `ranks` are parts of the attributes of these names
-
-        `of_split` is `_of_split` with a cache."""
+    def _rows(self, which, ranks):
+        "A list of `(name, row)` of some samples: `which` and `ranks` are parts of the attributes of these names"
         rows = [None]*len(which)
         for k in np.unique(which).tolist():
-            group,split = self.groups[k]
+            file,group,first = self.groups[k]
             here = np.flatnonzero(which==k)   # positions in `which` and in the result
-            numbers = ranks[here] if split is None else of_split(group, split)[ranks[here]]
-            name = os.path.basename(group.path)
-            for i,number,row in zip(here.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
-                rows[i] = f'{name}: row {group.first+number}',row
+            found = arrow_rows(file.row_group(group, self.names), ranks[here])
+            for i,number,row in zip(here.tolist(), ranks[here].tolist(), found):
+                rows[i] = f'{os.path.basename(file.path)}: row {first+number}',row
         return rows
 
-    def _of_split(self, group, split):
-        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array, `int32`"
-        column = replace(group, names=[self.split]).read().column(0)
-        names,codes = _splits_of_rows(column, SplitNames(self.split), group)
-        wanted = np.array([name==split for name in names], bool)
-        return np.flatnonzero(wanted[codes]).astype(np.int32)
-
-def _splits_of_rows(column, splits, group):
+def _splits_of_rows(column, splits, path, first):
     """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
 
-    `column` is of Arrow, and is the split column of `_RowGroup` `group`; `splits` is `SplitNames`. Only values that
-    differ become Python objects. Raises `ValueError`."""
+    `column` is of Arrow, and is the split column of rows from number `first` on of the file `path`; `splits` is
+    `SplitNames`. Only values that differ become Python objects. Raises `ValueError`."""
     import pyarrow as pa
     if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
     if pa.types.is_string_view(column.type): column = column.cast(pa.string())
     try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
     except pa.ArrowNotImplementedError:
-        raise ValueError(f'{group.path}: column {splits.column!r} has the type {column.type}, which cannot name '
+        raise ValueError(f'{path}: column {splits.column!r} has the type {column.type}, which cannot name '
                          'splits') from None
-    codes,file = encoded.indices.to_numpy(),os.path.basename(group.path)
-    names = [splits(value.as_py(), f'{file}: row {group.first+int((codes==k).argmax())}')
+    codes,file = encoded.indices.to_numpy(),os.path.basename(path)
+    names = [splits(value.as_py(), f'{file}: row {first+int((codes==k).argmax())}')
              for k,value in enumerate(encoded.dictionary)]
     return names,codes
 
@@ -497,8 +494,7 @@ class _ParquetTable(Table):
     """The rows of Parquet files, of which a worker reads the row groups that its samples are in
 
     The leading process reads the footers, the first rows, for `plan`, columns of categories, for their labels, and a
-    split column: it counts the splits of each row group, and a worker finds the k-th row of a split in its row
-    group."""
+    split column."""
     def __init__(self,
         dataset, # Of `pyarrow.dataset`, with the format Parquet
         options:ColumnOptions
@@ -524,58 +520,33 @@ class _ParquetTable(Table):
         for table in self._columns([name]):
             for chunk in table.column(0).chunks: yield chunk.dictionary
     def _pieces(self, name): return (table.column(0).to_pylist() for table in self._columns([name]))
-    def _columns(self, names): return (self._group(k, names).read() for k in range(len(self.sizes)))
+    def _columns(self, names):
+        for file,group,_ in map(self._group, range(len(self.sizes))): yield file.row_group(group, names)
 
-    def _group(self, group, names):
-        "The `_RowGroup` with number `group`, counted over all files, and the columns `names`"
-        file = int(np.searchsorted(self.starts, group, side='right'))-1
-        first = int(self.sizes[self.starts[file]:group].sum())
-        return _RowGroup(self.files[file], group-self.starts[file], first, list(names))
+    def _group(self, k):
+        "Row group `k`, counted over all files: its file, its number there, and the number of its first row there"
+        file = int(np.searchsorted(self.starts, k, side='right'))-1
+        return self.files[file],k-self.starts[file],int(self.sizes[self.starts[file]:k].sum())
 
-    @cached_property
-    def _counts(self):
-        """Returns `(names, counts)`: names of the splits, and their rows in each row group, (row groups, splits)
-
-        Without a split column, the only name is `None`."""
-        if self.options.valid_col is None: return [None],self.sizes[:,None]
-        splits,counts = SplitNames(self.plan.split),[]
-        for k in range(len(self.sizes)):
-            group = self._group(k, [splits.column])
-            names,codes = _splits_of_rows(group.read().column(0), splits, group)
-            counts.append(Counter())
-            for name,n in zip(names, np.bincount(codes, minlength=len(names)).tolist()): counts[-1][name] += n
-        return splits.names,np.array([[o[name] for name in splits.names] for o in counts], np.int64)
-
-    @cached_property
-    def splits(self):
-        names,counts = self._counts
-        if self.options.valid_col is None: return None
-        ends = [0,*counts.sum(0).cumsum().tolist()]
-        return {name:[start,stop] for name,start,stop in zip(names, ends, ends[1:])}
+    def _splits_of_pieces(self, splits):
+        for k,table in enumerate(self._columns([splits.column])):
+            file,_,first = self._group(k)
+            yield _splits_of_rows(table.column(0), splits, file.path, first)
 
     def read(self, numbers):
         names = self.plan.names if self.options.asked else list(self.types)
-        return self._part(np.asarray(numbers, np.int64), names)
+        return self._part(self._numbers_of(np.asarray(numbers, np.int64)), names)
 
-    def _part(self, numbers, names):
-        "The `_GroupRows` of samples `numbers`, with the columns `names`"
-        splits,counts = self._counts
-        # Samples are in the order of the splits, and within one of the row groups. The rows of a split in a row group
-        # are a piece: its number is that of the split, times the number of row groups, plus that of the row group.
-        sizes = counts.T.ravel()
-        ends = sizes.cumsum()
-        pieces = ends.searchsorted(numbers, side='right')
-        ranks = numbers-(ends-sizes)[pieces]
-        used,which = np.unique(pieces, return_inverse=True)
-        groups = [(self._group(k%len(self.sizes), names), splits[k//len(self.sizes)]) for k in used.tolist()]
-        return _GroupRows(groups, which.astype(np.int32), ranks, self.plan.split if splits!=[None] else None)
+    def _part(self, rows, names):
+        "The `_GroupRows` of the rows with these numbers, and the columns `names`"
+        ends = self.sizes.cumsum()
+        group = ends.searchsorted(rows, side='right')
+        used,which = np.unique(group, return_inverse=True)
+        ranks = rows-(ends-self.sizes)[group]
+        return _GroupRows([self._group(k) for k in used.tolist()], which.astype(np.int32), ranks, names)
 
     def _rows(self, numbers, names):
-        if not len(numbers): return []
-        group = self.sizes.cumsum().searchsorted(numbers, side='right')
-        starts = self.sizes.cumsum()-self.sizes
-        return [arrow_rows(self._group(int(k), names or self.schema.names).read(), [int(i-starts[k])])[0]
-                for k,i in zip(group, numbers)]
+        return [row for _,row in self._part(np.asarray(numbers, np.int64), names or self.schema.names)]
 
     is_identified = True
     def _stamp(self):
