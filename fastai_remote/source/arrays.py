@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 from ..codec.fields import get_codec
-from .base import require, RowsPart, storable
+from .base import Recent, require, RowsPart, storable
 from .columns import ColumnOptions, ColumnType, image_format
 from .frames import Table
 
@@ -51,19 +51,11 @@ class ArrayColumn:
         """`{number: array of its rows}` for a list `numbers` of blocks, of `block` rows each
 
         If there is an opener, the last blocks are kept, and are not read again."""
-        blocks = {k:_last_blocks.pop((self.opener, self.args, k), None) for k in numbers} if self.opener else {}
-        missing = [k for k in numbers if blocks.get(k) is None]
-        if missing:
-            with self.opened() as array:
-                for k in missing: blocks[k] = np.asarray(array[k*self.block:(k+1)*self.block])
-        if self.opener: self._keep(blocks)
-        return blocks
+        if self.opener is None: return {k:self._block(k) for k in numbers}
+        return {k:_last_blocks.get((self.opener, self.args, k), partial(self._block, k)) for k in numbers}
 
-    def _keep(self, blocks):
-        "Add `blocks` to `_last_blocks`, and drop the oldest until at most 64 MB remain, or two blocks"
-        _last_blocks.update({(self.opener, self.args, k):block for k,block in blocks.items()})
-        while len(_last_blocks)>2 and sum(o.nbytes for o in _last_blocks.values())>64_000_000:
-            del _last_blocks[next(iter(_last_blocks))]
+    def _block(self, k):
+        with self.opened() as array: return np.asarray(array[k*self.block:(k+1)*self.block])
 
     def length(self)->int:
         "The number of rows"
@@ -91,7 +83,7 @@ class _ListColumn(ArrayColumn):
     def length(self): return len(self.args[0])
     def dtype(self): return np.dtype(object),()
 
-_last_blocks = {} # `{(opener, args, number): array}` of the blocks that this process has read last
+_last_blocks = Recent(lambda block: block.nbytes, 64_000_000, 2)   # by opener, its arguments, number of the block
 
 def _open_npy(path, stamp): return np.load(path, mmap_mode='r', allow_pickle=False)
 def _open_memmap(path, dtype, shape, offset, stamp): return np.memmap(path, dtype, 'r', offset, shape)

@@ -457,6 +457,27 @@ def _received(file):
                                 'this machine does not see: set TMPDIR there to a shared folder')
     with open(file, 'rb') as f: return cloudpickle.load(f)
 
+class Recent:
+    "What this process has used last, by key, at most 64 values; the oldest is dropped first. Threads may share it"
+    def __init__(self,
+        size, # Called with a value, returns its bytes
+        most:int, # Bytes of all values that may stay here
+        least:int, # So many values stay in any case
+    ): self.size,self.most,self.least,self.values = size,most,least,{}
+
+    def get(self, key, make):
+        "The value of `key`, which is made by `make()` if it is not here"
+        value = self.values.pop(key, None)
+        if value is None: value = make()
+        self.values[key] = value   # at the end
+        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
+        nbytes = sum(size for _,size in kept)
+        for k,(old,size) in enumerate(kept[:-self.least]):
+            if nbytes<=self.most and len(kept)-k<=64: break
+            self.values.pop(old, None)
+            nbytes -= size
+        return value
+
 def evenly_spaced(
     n:int, # Samples that there are
     most:int, # Positions at most

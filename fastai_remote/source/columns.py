@@ -12,7 +12,7 @@ import numpy as np
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
 from ..codec.text import are_several, whole_label
-from .base import mean_bytes, read_file, refuse_address
+from .base import mean_bytes, read_file, refuse_address, unchanged
 from .files import image_field
 
 # --- Types
@@ -680,6 +680,27 @@ class TablePlan:
             if not has_label and str(column.name).lower() in _LABEL_NAMES and column.kind!='array':
                 self.notes.append(f'column {column.name!r} is stored as it is: label_col={column.name!r} makes it the '
                                   'label')
+
+class Planned:
+    "What a source takes from its `plan`, a `TablePlan`, and its `options`"
+    @property
+    def gives_fields(self)->bool:
+        "Does `fn` get fields, and not rows?"
+        return self.options.asked
+    @property
+    def load(self): return self.plan.load if self.gives_fields else unchanged
+    @property
+    def opens_images(self): return self.gives_fields
+    @property
+    def as_is(self): return self.plan.load
+    @property
+    def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
+    @property
+    def as_is_vocab(self): return self.plan.vocab
+    @property
+    def as_is_codecs(self): return self.plan.codecs
+    @property
+    def as_is_notes(self): return self.plan.notes
 
 def _format_of(value):
     """The field for an image file, as `image_format`: by its bytes, alone or in a dict of `bytes` and `path`

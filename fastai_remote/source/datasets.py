@@ -129,6 +129,14 @@ class _OfSplits:
         if all(s.as_is_vocab is None for s in self.srcs.values()): return None
         return _merged_vocab([s.vocab if s.as_is_vocab is None else s.as_is_vocab for s in self.srcs.values()])
 
+    @property
+    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
+    @property
+    def as_is(self):
+        if any(s.as_is is None for s in self.srcs.values()): return None
+        return LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
+
     def _refuse_classes(self, field):
         "Raise `ValueError` for splits whose classes of `field` differ"
         classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
@@ -159,11 +167,6 @@ class _Splits(_OfSplits, IndexedSource):
         runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(which))+1) if len(numbers) else []
         parts = ((splits[which[run[0]]], numbers[run]) for run in runs)
         return SplitChunk((split, self.srcs[split].read(mine-self.splits[split][0])) for split,mine in parts)
-    @property
-    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
-    @property
-    def as_is(self): return _as_is_by_split(self.srcs)
-    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _merged_vocab(vocabs):
     """`{field: labels}`: the labels of all `vocabs`, a list of such dicts, field by field, each label once
@@ -172,11 +175,6 @@ def _merged_vocab(vocabs):
     if not all(vocabs): return next((v for v in vocabs if v), None)
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
-
-def _as_is_by_split(srcs):
-    "The `as_is` of a source of `{split: source}`: `(split, raw)` -> sample; `None` if one of them has none"
-    if any(s.as_is is None for s in srcs.values()): return None
-    return LoadSplit({split:s.as_is for split,s in srcs.items()})
 
 class _Stream(StreamedSource):
     "A source of what an iterable yields"
@@ -215,11 +213,6 @@ class _StreamSplits(_OfSplits, StreamedSource):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
             for part in parts: yield SplitChunk([(split,part)])
-    @property
-    def as_is(self): return _as_is_by_split(self.srcs)
-    @property
-    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
-    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _parts(source, size):
     "An iterator over the parts of an indexed source, of up to `size` samples, as `StreamedSource.stream` yields them"

@@ -13,8 +13,8 @@ from fastcore.basics import chunked
 from fastcore.foundation import L
 
 from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr
-from .base import StreamedSource, unchanged
-from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
+from .base import Recent, StreamedSource
+from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
 from ..store.address import secret_texts, without_secrets
@@ -26,27 +26,6 @@ from ..store.address import secret_texts, without_secrets
 # files that columns name are read there.
 
 _PIECE = 1<<16   # rows that are looked at together
-
-class Planned:
-    "What a source takes from its `plan`, a `TablePlan`, and its `options`"
-    @property
-    def gives_fields(self)->bool:
-        "Does `fn` get fields, and not rows?"
-        return self.options.asked
-    @property
-    def load(self): return self.plan.load if self.gives_fields else unchanged
-    @property
-    def opens_images(self): return self.gives_fields
-    @property
-    def as_is(self): return self.plan.load
-    @property
-    def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
-    @property
-    def as_is_vocab(self): return self.plan.vocab
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
 
 class Table(Planned, IndexedSource):
     "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
@@ -381,30 +360,9 @@ def _is_text(t):
 # without anything being read. The order of the row groups is shuffled, and the rows of a row group, or of a few small
 # ones, are shuffled together. A worker reads the row groups of its samples and keeps the last ones.
 
-class _Recent:
-    "What this process has used last, by key, at most 64 values; the oldest is dropped first. Threads may share it"
-    def __init__(self,
-        size, # Called with a value, returns its bytes
-        most:int, # Bytes of all values that may stay here
-        least:int, # So many values stay in any case
-    ): self.size,self.most,self.least,self.values = size,most,least,{}
-
-    def get(self, key, make):
-        "The value of `key`, which is made by `make()` if it is not here"
-        value = self.values.pop(key, None)
-        if value is None: value = make()
-        self.values[key] = value   # at the end
-        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
-        nbytes = sum(size for _,size in kept)
-        for k,(old,size) in enumerate(kept[:-self.least]):
-            if nbytes<=self.most and len(kept)-k<=64: break
-            self.values.pop(old, None)
-            nbytes -= size
-        return value
-
 # A footer holds the smallest and the largest value of each column in each row group, which may be whole images
-_footers = _Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
-_row_groups = _Recent(_n_bytes, 64_000_000, 2)
+_footers = Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
+_row_groups = Recent(_n_bytes, 64_000_000, 2)
 
 @dataclass(repr=False, eq=False)
 class _ParquetFile:

@@ -22,8 +22,8 @@ from ..codec.fields import get_codec
 from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent
 from .base import split_names, StreamedSource
 from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
-from .columns import file_format, full_array, LoadRow, TablePlan
-from .frames import arrow_types, Planned, short_time, Table
+from .columns import file_format, full_array, LoadRow, Planned, TablePlan
+from .frames import arrow_types, short_time, Table
 
 # %% ../../nbs/source/08_huggingface.ipynb #6f130c26
 def _content(value):
