@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from fastcore.basics import store_attr
 from PIL import Image
 
 from ..codec.base import Encoded
@@ -447,16 +446,25 @@ def _file_formats(dataset):
 # A value that does not fit its field makes its sample a failed one. A mask with a palette is stored as its codes, which
 # is what NumPy and PyTorch see in it. `PILMask` would convert the colours of the palette to grey.
 
-class _ItemSample:
-    "item -> sample: `{field: value}`, by the places of an `ItemLayout`"
+class _LoadItem:
+    "raw -> item: indexes the dataset that `sent`, a `Sent`, has"
+    def __init__(self, sent): self.sent = sent
+    def __call__(self, i): return self.sent.get()[i]
+
+class _LoadSample(_LoadItem):
+    "raw -> sample: indexes the dataset, and makes `{field: value}` of the item, by the places of an `ItemLayout`"
     def __init__(self,
+        sent:Sent, # The dataset
         layout:ItemLayout,
         names:list=None, # Of the classes, for lists of their numbers
-    ):
-        self.names,self.boxes = names,layout.boxes
-        self.parts = {part.place:part for part in layout.parts.values()}
+    ): self.sent,self.names,self.boxes,self.parts = sent,names,layout.boxes,layout.parts
 
-    def __call__(self, item, files):
+    def __call__(self, i):
+        dataset = self.sent.get()
+        with opened_files() as files: item = dataset[i]
+        return self._sample(item, files)
+
+    def _sample(self, item, files):
         """The sample of `item`; `files`: what the dataset has opened for it, see `opened_files`
 
         Raises `ValueError` for an item that lacks a value, or has one that the others do not have."""
@@ -575,7 +583,7 @@ class DatasetSource(IndexedSource):
     @property
     def as_is(self):
         if not self.layout.parts: return None   # no item could be read: errors say why
-        return _LoadSample(self.sent, _ItemSample(self.layout, self.names[0]))
+        return _LoadSample(self.sent, self.layout, self.names[0])
 
     def share_layout(self,
         sources:list # `DatasetSource`s of all splits, this one among them
@@ -614,16 +622,3 @@ def _seeded():
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         if torch: torch.set_rng_state(of_torch)
-
-class _LoadItem:
-    "raw -> item: indexes the dataset that `sent`, a `Sent`, has"
-    def __init__(self, sent): self.sent = sent
-    def __call__(self, i): return self.sent.get()[i]
-
-class _LoadSample(_LoadItem):
-    "raw -> sample: indexes the dataset, and takes the item apart"
-    def __init__(self, sent, to_sample): store_attr()
-    def __call__(self, i):
-        dataset = self.sent.get()
-        with opened_files() as files: item = dataset[i]
-        return self.to_sample(item, files)
