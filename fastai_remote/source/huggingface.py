@@ -166,7 +166,12 @@ class HFSource(Planned):
         self.plan = self._plan(fields)
         self.plan.check()
 
-    def _plan(self, fields)->FeaturePlan: raise NotImplementedError
+    def _plan(self, fields): return FeaturePlan(self.features, fields, self._formats, self._decide)
+    def _column(self, name): raise NotImplementedError   # values of a column, of the rows that are looked at
+
+    def _formats(self, name):
+        "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
+        return {_format_of(value) for value in self._column(name) if not _is_no_file(value)}
 
     @property
     def fields(self)->dict:
@@ -209,31 +214,22 @@ class _TableSource(HFSource, Table):
     For a dataset in memory, they read a temporary file."""
     def __init__(self, dataset, fields):
         dataset = dataset.with_format(None).select_columns(dataset.format['columns'])
-        self.sent = None
-        self.looked_at = evenly_spaced(len(dataset), 100)
+        self.sent,self.features = None,dataset.features
         super().__init__(dataset, ColumnOptions())
         self.set_plan(fields)
         self._check_labels()
 
-    def _plan(self, fields): return FeaturePlan(self.table.features, fields, self._formats, self._decide)
     def _types(self): return dict(self.table.features)
     def _rows(self, numbers, names):
         return _read_rows(self.table.data.select(names or list(self.types)), self._rows_of(numbers))
-    def _values(self, name, start, stop): return self._column(name, np.arange(start, stop))
-
-    def _column(self, name, numbers):
-        "List of the values of a column in the rows `numbers` of the dataset"
-        return [row[name] for row in self._rows(numbers, [name])]
-
-    def _formats(self, column):
-        "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
-        return {_format_of(value) for value in self._column(column, self.looked_at) if not _is_no_file(value)}
+    def _values(self, name, start, stop): return [row[name] for row in self._rows(np.arange(start, stop), [name])]
+    def _column(self, name): return [row[name] for row in self._rows(evenly_spaced(len(self), 100), [name])]
 
     def _check_labels(self):
         "Raise `ValueError` if a column of labels has none in the rows that are looked at, at most 100"
         for column in self.plan.columns:
             if column.kind!='codes' or column.field not in self.plan.vocab or not len(self): continue
-            values = self._column(column.name, self.looked_at)
+            values = self._column(column.name)
             if any(value not in (None,-1) for value in values): continue
             raise ValueError(f'column {column.name!r} has no labels, only {values[0]}: leave out a split without '
                              f'labels, or the column, with hf_samples(dataset, fields={{{column.name!r}: None}})')
@@ -280,12 +276,10 @@ class _StreamSource(HFSource, StreamedSource):
                 raise TypeError(f'column {column.name!r}: a stream returns times without their nanoseconds: cast it, '
                                 "with dataset.cast_column(name, Value('time64[us]')), or give a table")
 
-    def _plan(self, fields): return FeaturePlan(self.features, fields, self._formats)
-
-    def _formats(self, column):
-        "The formats of the files in a column, of the first 20 rows: a set, see `_format_of`"
+    def _decide(self, name, kind): return kind
+    def _column(self, name):
         if self.head is None: self.head = list(islice(self.dataset, 20))
-        return {_format_of(row[column]) for row in self.head if not _is_no_file(row[column])}
+        return [row[name] for row in self.head]
 
     @cached_property
     def raw_bytes(self)->int:
