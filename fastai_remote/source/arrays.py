@@ -5,13 +5,14 @@ import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 
 from ..codec.fields import get_codec
-from .base import Recent, require, RowsPart, storable
+from .base import LazyPart, named_rows, Recent, require, storable
 from .columns import ColumnOptions, ColumnType, image_format
 from .frames import Table
 
@@ -261,11 +262,11 @@ class _ArrayTable(Table):
         numbers = self._numbers_of(np.asarray(numbers))
         names = self.plan.names if self.options.asked else list(self.types)
         columns = {name:self.columns[name] for name in names}
-        part = RowsPart(partial(array_rows, columns, self.types), numbers)
+        part = LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
         return part if self.in_files else list(part)
 
     @property
-    def load(self): return _OnlyValue(*self.types) if self.is_alone and not self.options.asked else super().load
+    def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load
     @property
     def as_is_notes(self):
         pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
@@ -293,11 +294,6 @@ def _wanted(columns, options):
     names = [name for o in asked if o is not None for name in (o if isinstance(o, tuple) else (o,))]
     found = [name for name in columns if name in names]
     return found if all(name in columns for name in names) else list(columns)   # `TablePlan` names what is missing
-
-class _OnlyValue:
-    "row -> the value of its only column"
-    def __init__(self, name): self.name = name
-    def __call__(self, row): return row[self.name]
 
 def array_rows(columns, types, numbers, names=None)->list:
     """Rows `numbers`, an array of shape (n,), as a list of dicts of the columns `names`, default: all

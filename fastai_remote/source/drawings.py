@@ -11,6 +11,7 @@ import csv, json, os, re
 from array import array
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +22,7 @@ except ImportError: from json import loads as _numbers_in
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, Source, StreamedSource
+from .base import IndexedSource, LazyPart, Source, StreamedSource
 from .files import list_files, open_text
 
 # --- Lines
@@ -324,35 +325,28 @@ def _first_of_each(path, header, start, n, counts, most):
             if _counted(counts, _word_in(line, header, f'{path}:{k+1+(header is not None)}'), most): used.append(k)
     return np.array(used, np.int64)
 
-class _Part:
-    "An iterable of `(name, raw)`, as of `_grouped`, for lines of files, which are read when it is iterated over"
-    def __init__(self,
-        blocks:list, # `(file, columns or None, number of its first line, from byte, to byte)`
-        which:np.ndarray, # The block of each sample, shape (n,)
-        line:np.ndarray, # The line of each sample in its block, shape (n,)
-    ): store_attr()
-    def __len__(self): return len(self.line)
-    def __iter__(self): return _grouped(self._rows())
-    def _rows(self):
-        for k in range(0, len(self), 4096):
-            yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
-    def _lines_at(self, which, line):
-        "List of `(name, header, line)` for some of `which` and `line`, in their order; each block is read once"
-        rows,order = [None]*len(line),which.argsort(kind='stable')
-        ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
-        opened = file = None
-        with ExitStack() as stack:
-            for i,j in zip([0,*ends.tolist()], ends.tolist()):
-                path,header,first,start,stop = self.blocks[which[order[i]]]
-                if path!=opened:
-                    stack.close()
-                    opened,file = path,stack.enter_context(open(path, 'rb'))
-                file.seek(start)
-                lines = file.read(stop-start).split(b'\n')
-                for k in order[i:j].tolist():
-                    text = lines[line[k]] if line[k]<len(lines) else b''
-                    rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
-        return rows
+def _lines_at(blocks, which, line):
+    """List of `(name, header, line)` of some samples, in their order; each block is read once
+
+    `blocks` is a list of `(file, columns or None, number of its first line, from byte, to byte)`. `which` is the
+    position in it of each sample, and `line` the number of its line in the block, both of shape (n,)."""
+    rows,line,order = [None]*len(line),line.tolist(),which.argsort(kind='stable')
+    ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
+    opened = file = None
+    with ExitStack() as stack:
+        for i,j in zip([0,*ends.tolist()], ends.tolist()):
+            path,header,first,start,stop = blocks[which[order[i]]]
+            if path!=opened:
+                stack.close()
+                opened,file = path,stack.enter_context(open(path, 'rb'))
+            file.seek(start)
+            lines = file.read(stop-start).split(b'\n')
+            for k in order[i:j].tolist():
+                text = lines[line[k]] if line[k]<len(lines) else b''
+                rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
+    return rows
+
+def _read_lines(blocks, which, line): return _grouped(_lines_at(blocks, which, line))
 
 class _Drawings(Source):
     "What both kinds of sources of drawings have in common"
@@ -403,7 +397,7 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         if not self.ends[-1]: raise ValueError(f'{root}: no drawings in {len(files)} files')
 
     def __len__(self): return int(self.ends[-1])
-    def read(self, numbers)->_Part:
+    def read(self, numbers)->LazyPart:
         numbers = np.asarray(numbers, np.int64)
         file = self.ends.searchsorted(numbers, side='right')
         starts = self.ends-np.diff(self.ends, prepend=0)
@@ -413,9 +407,9 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         block,line = np.divmod(rank, _BLOCK)
         keys,which = np.unique(file<<40|block, return_inverse=True)
         blocks = [self._block(k>>40, k&(1<<40)-1) for k in keys.tolist()]
-        return _Part(blocks, which.astype(np.int32), line.astype(np.uint8))
+        return LazyPart(partial(_read_lines, blocks), which.astype(np.int32), line.astype(np.uint8), size=4096)
     def _block(self, file, block):
-        "Where block `block` of file number `file` is, as `_Part` takes it"
+        "Where block `block` of file number `file` is, as `_lines_at` takes it"
         header,offsets = self.headers[file],self.offsets[file]
         first = block*_BLOCK+1+(header is not None)
         return str(self.files[file]),header,first,int(offsets[block]),int(offsets[block+1])

@@ -12,8 +12,8 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr
-from .base import Recent, StreamedSource
+from .base import evenly_spaced, IndexedSource, LazyPart, Recent, require, shown_path, stable_repr
+from .base import StreamedSource
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
@@ -397,29 +397,20 @@ class _ParquetFile:
         info = self.filesystem.get_file_info(self.path)
         return info.size,info.mtime_ns
 
-class _GroupRows:
-    "An iterable of `(name, row)` for rows of Parquet files, which are read when it is iterated over, in a worker"
-    def __init__(self,
-        groups:list, # `(_ParquetFile, number of a row group in it, number of the row group's first row in it)`
-        which:np.ndarray, # The row group of each sample, position in `groups`, shape (n,)
-        ranks:np.ndarray, # Number of each sample in its row group, shape (n,)
-        names:list, # Columns that are read
-    ): self.groups,self.which,self.ranks,self.names = groups,which,ranks,names
-    def __len__(self): return len(self.which)
+def _rows_of_groups(groups, names, which, ranks):
+    """A list of `(name, row)` of some samples in row groups of Parquet files, for a `LazyPart`
 
-    def __iter__(self):
-        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256])
-
-    def _rows(self, which, ranks):
-        "A list of `(name, row)` of some samples: `which` and `ranks` are parts of the attributes of these names"
-        rows = [None]*len(which)
-        for k in np.unique(which).tolist():
-            file,group,first = self.groups[k]
-            here = np.flatnonzero(which==k)   # positions in `which` and in the result
-            found = arrow_rows(file.row_group(group, self.names), ranks[here])
-            for i,number,row in zip(here.tolist(), ranks[here].tolist(), found):
-                rows[i] = f'{os.path.basename(file.path)}: row {first+number}',row
-        return rows
+    `groups` is a list of `(_ParquetFile, number of a row group in it, number of the row group's first row in it)`, and
+    `names` a list of columns. `which` is the position in `groups` of each sample, and `ranks` its number in the row
+    group, both of shape (n,)."""
+    rows = [None]*len(which)
+    for k in np.unique(which).tolist():
+        file,group,first = groups[k]
+        here = np.flatnonzero(which==k)   # positions in `which` and in the result
+        found = arrow_rows(file.row_group(group, names), ranks[here])
+        for i,number,row in zip(here.tolist(), ranks[here].tolist(), found):
+            rows[i] = f'{os.path.basename(file.path)}: row {first+number}',row
+    return rows
 
 def _splits_of_rows(column, splits, path, first):
     """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
@@ -496,12 +487,13 @@ class _ParquetTable(Table):
         return self._part(self._numbers_of(np.asarray(numbers, np.int64)), names)
 
     def _part(self, rows, names):
-        "The `_GroupRows` of the rows with these numbers, and the columns `names`"
+        "The `LazyPart` of the rows with these numbers, and the columns `names`"
         ends = self.sizes.cumsum()
         group = ends.searchsorted(rows, side='right')
         used,which = np.unique(group, return_inverse=True)
         ranks = rows-(ends-self.sizes)[group]
-        return _GroupRows([self._group(k) for k in used.tolist()], which.astype(np.int32), ranks, names)
+        read = partial(_rows_of_groups, [self._group(k) for k in used.tolist()], names)
+        return LazyPart(read, which.astype(np.int32), ranks)
 
     def _rows(self, numbers, names):
         return [row for _,row in self._part(np.asarray(numbers, np.int64), names or self.schema.names)]

@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
-from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent
+from .base import as_json, evenly_spaced, LazyPart, mean_bytes, named_rows, read_file, Sent
 from .base import split_names, StreamedSource
 from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
 from .columns import file_format, full_array, LoadRow, Planned, TablePlan
@@ -243,7 +243,8 @@ class _TableSource(HFSource, Table):
         if self.sent is None:   # a table in files is pickled as the names of these files
             prepare = None if self.table.cache_files else _mapped
             self.sent = Sent(self.table.data.select(self.plan.names), prepare)
-        return RowsPart(partial(_read_sent, self.sent), numbers, self._rows_of(numbers), size=16)
+        read = partial(named_rows, partial(_read_sent, self.sent))
+        return LazyPart(read, numbers, self._rows_of(numbers), size=16)
     is_identified = True
     def fingerprint(self): return len(self),self.table._fingerprint,repr(self.fields)
     def __repr__(self): return f"hf_samples({len(self):,} rows of {', '.join(self.types)})"
