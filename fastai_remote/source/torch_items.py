@@ -113,10 +113,16 @@ def class_names(dataset):
     through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. The reason is a text; it is a
     `ValueError`, to be raised unless the user gives names, if the parts of a concatenation have different classes, or
     if the classes are numbers other than 0, 1, … in this order."""
-    if _is_torch_wrapper(dataset):
-        parts = getattr(dataset, 'datasets', None)
-        if isinstance(parts, list) and parts: return _common_class_names(parts)
-        if hasattr(dataset, 'dataset'): return class_names(dataset.dataset)
+    found = [_names_and_reason(part) for part in _innermost(dataset)]
+    if not found: return None,None
+    if all(o==found[0] for o in found): return found[0]
+    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
+    return None,ValueError(
+        f'a concatenation of {len(found)} datasets with different classes, {first}: a label that is a number would '
+        'mean several of them; give datasets of the same classes, labels as text, or vocab=')
+
+def _names_and_reason(dataset):
+    "`(names, reason)`, see `class_names`, of a dataset that is no wrapper of PyTorch"
     names = _own_class_names(dataset)
     if names is None:
         wrapped = getattr(dataset, 'dataset', None)
@@ -169,15 +175,6 @@ def _innermost(dataset):
         for part in parts: yield from _innermost(part)
     elif _is_torch_wrapper(dataset) and hasattr(dataset, 'dataset'): yield from _innermost(dataset.dataset)
     else: yield dataset
-
-def _common_class_names(datasets):
-    "`(names, reason)`, see `class_names`, of a concatenation of `datasets`"
-    found = [class_names(o) for o in datasets]
-    if all(o==found[0] for o in found): return found[0]
-    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
-    return None,ValueError(
-        f'a concatenation of {len(datasets)} datasets with different classes, {first}: a label that is a number would '
-        'mean several of them; give datasets of the same classes, labels as text, or vocab=')
 
 def _as_name(o):
     if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # synonyms, as in ImageNet
