@@ -406,6 +406,21 @@ class IndexedSource(Source):
         The iterable may read when it is iterated over, which happens in a worker, as with a `LazyPart`."""
         raise NotImplementedError
 
+class Samples:
+    "The samples of an `IndexedSource` by their numbers, as those of a list"
+    def __getitem__(self, i):
+        "Sample `i`; a list of samples for a slice or several numbers"
+        is_one = isinstance(i, (int,np.integer))
+        wanted = [i] if is_one else range(len(self))[i] if isinstance(i, slice) else i
+        samples = list(self._samples(np.array([range(len(self))[k] for k in wanted], np.int64)))
+        return samples[0] if is_one else samples
+    def __iter__(self):
+        for k in range(0, len(self), 1024): yield from self._samples(np.arange(k, min(k+1024, len(self))))
+    def _samples(self, numbers):
+        for _,raw in self.read(numbers):
+            if isinstance(raw, Exception): raise raw
+            yield self.load(raw)
+
 class StreamedSource(Source):
     "A source that is read from front to back, and whose length is not known before its end"
     once:bool = False # Can it be read only once, as a generator?

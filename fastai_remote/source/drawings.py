@@ -22,7 +22,7 @@ except ImportError: from json import loads as _numbers_in
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, LazyPart, Source, StreamedSource
+from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
 from .files import list_files, open_text
 
 # --- Lines
@@ -372,7 +372,7 @@ class _Drawings(Source):
         n,label = len(self.files),'labelled, ' if self.label else ''
         return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
 
-class _IndexedDrawings(_Drawings, IndexedSource):
+class _IndexedDrawings(Samples, _Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
     def __init__(self, files, root, label, raster, *options):
@@ -413,17 +413,6 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         header,offsets = self.headers[file],self.offsets[file]
         first = block*_BLOCK+1+(header is not None)
         return str(self.files[file]),header,first,int(offsets[block]),int(offsets[block+1])
-
-    def __getitem__(self, i):
-        "Sample `i`; a list of samples for a slice or several numbers"
-        is_one = isinstance(i, (int,np.integer))
-        wanted = [i] if is_one else range(len(self))[i] if isinstance(i, slice) else i
-        samples = self._samples(np.array([range(len(self))[k] for k in wanted], np.int64))
-        return samples[0] if is_one else samples
-    def _samples(self, numbers): return [self.load(raw) for _,raw in self.read(numbers)]
-    def __iter__(self):
-        for k in range(0, len(self), 4096):
-            for _,raw in self.read(np.arange(k, min(k+4096, len(self)))): yield self.load(raw)
     def _what(self): return f'{len(self):,} drawings'
 
 class _StreamedDrawings(_Drawings, StreamedSource):
