@@ -25,7 +25,7 @@ from ..store.address import secret_texts, without_secrets
 # `Table` derives what a source has: fields, vocabulary, splits. The leading process sends rows to the workers, and
 # files that columns name are read there.
 
-_PIECE = 1<<16   # rows that are looked at together
+_PIECE,_BLOCK = 1<<16,256   # rows that are looked at together; rows among which one of a split is searched
 
 class Table(Planned, IndexedSource):
     "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
@@ -63,7 +63,7 @@ class Table(Planned, IndexedSource):
         for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
 
     def _splits_of_pieces(self, splits):
-        "Yields `(names, codes)` for the rows in their order: names of splits by `splits`, and for each row its position"
+        "Yields `(names, codes)` for the rows in their order: names of splits, and the position in them for each row"
         for start in range(0, len(self), _PIECE):
             values = self._values(splits.column, start, min(start+_PIECE, len(self)))
             names = [splits(value, f'row {i}') for i,value in enumerate(values, start)]
@@ -71,39 +71,39 @@ class Table(Planned, IndexedSource):
 
     @cached_property
     def _split_codes(self):
-        "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
-        splits,seen,parts = SplitNames(self.plan.split),{},[np.zeros(0, np.uint8)]
+        """Returns `(names, codes)`: names of the splits; for each row the position of its split in them
+
+        `codes` is `uint8`, of shape (blocks, 256), and ends with 255 after the last row."""
+        splits,seen,parts = SplitNames(self.plan.split),{},[]
         for names,codes in self._splits_of_pieces(splits):
             numbers = [seen.setdefault(name, len(seen)) for name in names]
             parts.append(np.array(numbers, np.uint8)[codes])
-        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[np.concatenate(parts)]
+        codes = np.concatenate([*parts, np.full(-len(self)%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
+        order = np.array([*map(splits.names.index, seen), *[255]*(256-len(seen))], np.uint8)
+        return splits.names,order[codes]
 
     @cached_property
-    def _ends(self):
-        "How many rows each split has in the first piece of rows, in the first two, …: shape (pieces, splits)"
+    def _before(self):
+        "How many rows of each split come before each block of rows, and before the end: shape (splits, blocks+1)"
         names,codes = self._split_codes
-        pieces = (codes[k:k+_PIECE] for k in range(0, len(self), _PIECE))
-        return np.array([np.bincount(piece, minlength=len(names)) for piece in pieces], np.int64).cumsum(0)
+        counts = np.array([(codes==s).sum(1) for s in range(len(names))], np.int64).reshape(len(names), -1)
+        return np.pad(counts.cumsum(1), ((0,0),(1,0)))
 
     def _numbers_of(self, numbers):
         "The row of each of the samples `numbers`, which are rows sorted by split; in memory there is a byte for a row"
         if self.options.valid_col is None: return numbers
-        (_,codes),starts = self._split_codes,np.array([start for start,_ in self.splits.values()])
+        starts = np.array([start for start,_ in self.splits.values()])
         split = starts.searchsorted(numbers, side='right')-1
-        ranks,rows = numbers-starts[split],np.zeros(len(numbers), np.int64)
+        ranks,block = numbers-starts[split],np.zeros(len(numbers), np.int64)
         for s in np.unique(split).tolist():
-            mine = np.flatnonzero(split==s)
-            pieces = self._ends[:,s].searchsorted(ranks[mine], side='right')
-            for piece in np.unique(pieces).tolist():
-                here = mine[pieces==piece]
-                found = np.flatnonzero(codes[piece*_PIECE:(piece+1)*_PIECE]==s)+piece*_PIECE
-                rows[here] = found[ranks[here]-(self._ends[piece-1,s] if piece else 0)]
-        return rows
+            block[split==s] = self._before[s,1:].searchsorted(ranks[split==s], side='right')
+        counts = (self._split_codes[1][block]==split[:,None]).cumsum(1, np.uint16)   # within a block
+        return block*_BLOCK+(counts>(ranks-self._before[split,block])[:,None]).argmax(1)
 
     @cached_property
     def splits(self):
         if self.options.valid_col is None: return None
-        ends = [0,*self._ends[-1:].sum(0).cumsum().tolist()]
+        ends = [0,*self._before[:,-1].cumsum().tolist()]
         return {name:[start,stop] for name,start,stop in zip(self._split_codes[0], ends, ends[1:])}
 
     def read(self, numbers):
