@@ -335,7 +335,7 @@ BAD_LINES = {
     'each a list of x, y':[line(4, drawing='[[[1],[2]]]')], 'without strokes':[line(4, drawing=[])],
     'differ in length':[line(4, drawing=[[[1,2],[3],[4]]]), line(4, drawing=[[[1,2],[3]]]),
                         changed(b'[3,4]', b'[3]'), changed(b'[3,4]', b'[]')],
-    'no numbers|inhomogeneous':[line(4, drawing=[[['a'],['b'],[0]]]), changed(b'[3,4]', b'[3,[4]]'),
+    'no numbers|inhomogeneous|infinity':[line(4, drawing=[[['a'],['b'],[0]]]), changed(b'[3,4]', b'[3,[4]]'),
                                 changed(b'[[[1,2]', b'[[[1,1e999]')],
     'key_id .* is no whole number':[line(4, key_id=o) for o in ('5_1',True,5.)],
     'recognized is .*, neither true nor false':[line(4, recognized=o) for o in ('yes',None)]}

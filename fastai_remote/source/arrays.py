@@ -5,13 +5,14 @@ import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 
 from ..codec.fields import get_codec
-from .base import require, RowsPart, storable
+from .base import LazyPart, named_rows, Recent, require, storable
 from .columns import ColumnOptions, ColumnType, image_format
 from .frames import Table
 
@@ -51,19 +52,11 @@ class ArrayColumn:
         """`{number: array of its rows}` for a list `numbers` of blocks, of `block` rows each
 
         If there is an opener, the last blocks are kept, and are not read again."""
-        blocks = {k:_last_blocks.pop((self.opener, self.args, k), None) for k in numbers} if self.opener else {}
-        missing = [k for k in numbers if blocks.get(k) is None]
-        if missing:
-            with self.opened() as array:
-                for k in missing: blocks[k] = np.asarray(array[k*self.block:(k+1)*self.block])
-        if self.opener: self._keep(blocks)
-        return blocks
+        if self.opener is None: return {k:self._block(k) for k in numbers}
+        return {k:_last_blocks.get((self.opener, self.args, k), partial(self._block, k)) for k in numbers}
 
-    def _keep(self, blocks):
-        "Add `blocks` to `_last_blocks`, and drop the oldest until at most 64 MB remain, or two blocks"
-        _last_blocks.update({(self.opener, self.args, k):block for k,block in blocks.items()})
-        while len(_last_blocks)>2 and sum(o.nbytes for o in _last_blocks.values())>64_000_000:
-            del _last_blocks[next(iter(_last_blocks))]
+    def _block(self, k):
+        with self.opened() as array: return np.asarray(array[k*self.block:(k+1)*self.block])
 
     def length(self)->int:
         "The number of rows"
@@ -91,7 +84,7 @@ class _ListColumn(ArrayColumn):
     def length(self): return len(self.args[0])
     def dtype(self): return np.dtype(object),()
 
-_last_blocks = {} # `{(opener, args, number): array}` of the blocks that this process has read last
+_last_blocks = Recent(lambda block: block.nbytes, 64_000_000, 2)   # by opener, its arguments, number of the block
 
 def _open_npy(path, stamp): return np.load(path, mmap_mode='r', allow_pickle=False)
 def _open_memmap(path, dtype, shape, offset, stamp): return np.memmap(path, dtype, 'r', offset, shape)
@@ -266,14 +259,14 @@ class _ArrayTable(Table):
         return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
     def read(self, numbers):
-        if self._order is not None: numbers = self._order[numbers]
+        numbers = self._numbers_of(np.asarray(numbers))
         names = self.plan.names if self.options.asked else list(self.types)
         columns = {name:self.columns[name] for name in names}
-        part = RowsPart(partial(array_rows, columns, self.types), np.asarray(numbers))
+        part = LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
         return part if self.in_files else list(part)
 
     @property
-    def load(self): return _OnlyValue(*self.types) if self.is_alone and not self.options.asked else super().load
+    def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load
     @property
     def as_is_notes(self):
         pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
@@ -301,11 +294,6 @@ def _wanted(columns, options):
     names = [name for o in asked if o is not None for name in (o if isinstance(o, tuple) else (o,))]
     found = [name for name in columns if name in names]
     return found if all(name in columns for name in names) else list(columns)   # `TablePlan` names what is missing
-
-class _OnlyValue:
-    "row -> the value of its only column"
-    def __init__(self, name): self.name = name
-    def __call__(self, row): return row[self.name]
 
 def array_rows(columns, types, numbers, names=None)->list:
     """Rows `numbers`, an array of shape (n,), as a list of dicts of the columns `names`, default: all

@@ -365,7 +365,7 @@ class Source:
     ): # raw -> sample
         "What makes samples: `load`, with opened images if there is an `fn` and `opens_images`; or else `as_is`"
         if not has_fn: return self.load if self.as_is is None else self.as_is
-        return _OpenImages(self.load, self.codecs) if self.opens_images else self.load
+        return partial(_with_images, self.load, self.codecs) if self.opens_images else self.load
 
     def fingerprint(self):
         """Something whose `repr` identifies the data, and is the same in every process
@@ -373,16 +373,12 @@ class Source:
         An interrupted ingest is resumed only if the fingerprint is the same."""
         raise NotImplementedError
 
-class _OpenImages:
-    """raw -> sample for `fn`: what `load` returns, with image files as images of Pillow, as `store[i]` has them
+def _with_images(load, codecs, raw):
+    """The sample for `fn`: what `load` returns for `raw`, with image files as images of Pillow, as `store[i]` has them
 
-    They are decoded when their pixels are needed. One that `fn` returns unchanged is stored as the file that it was."""
-    def __init__(self,
-        load, # raw -> sample
-        codecs:dict # As of `Source`
-    ): self.load,self.codecs = load,codecs
-    def __call__(self, raw):
-        return {field:_open_image(get_codec(self.codecs.get(field, field)), v) for field,v in self.load(raw).items()}
+    They are decoded when their pixels are needed. One that `fn` returns unchanged is stored as the file that it was.
+    `codecs` is that of `Source`."""
+    return {field:_open_image(get_codec(codecs.get(field, field)), v) for field,v in load(raw).items()}
 
 def _open_image(codec, value):
     "The image in `value` if that is an image file, not decoded yet; of one that cannot be opened, a `_NoImage`"
@@ -407,8 +403,23 @@ class IndexedSource(Source):
     ): # Iterable of `(name, raw)` with a length; an exception in place of `raw` makes the sample a failed one
         """The raw samples `numbers`, each with a name for messages
 
-        The iterable may read when it is iterated over, which happens in a worker; `RowsPart` does so with rows."""
+        The iterable may read when it is iterated over, which happens in a worker, as with a `LazyPart`."""
         raise NotImplementedError
+
+class Samples:
+    "The samples of an `IndexedSource` by their numbers, as those of a list"
+    def __getitem__(self, i):
+        "Sample `i`; a list of samples for a slice or several numbers"
+        is_one = isinstance(i, (int,np.integer))
+        wanted = [i] if is_one else range(len(self))[i] if isinstance(i, slice) else i
+        samples = list(self._samples(np.array([range(len(self))[k] for k in wanted], np.int64)))
+        return samples[0] if is_one else samples
+    def __iter__(self):
+        for k in range(0, len(self), 1024): yield from self._samples(np.arange(k, min(k+1024, len(self))))
+    def _samples(self, numbers):
+        for _,raw in self.read(numbers):
+            if isinstance(raw, Exception): raise raw
+            yield self.load(raw)
 
 class StreamedSource(Source):
     "A source that is read from front to back, and whose length is not known before its end"
@@ -457,6 +468,27 @@ def _received(file):
                                 'this machine does not see: set TMPDIR there to a shared folder')
     with open(file, 'rb') as f: return cloudpickle.load(f)
 
+class Recent:
+    "What this process has used last, by key, at most 64 values; the oldest is dropped first. Threads may share it"
+    def __init__(self,
+        size, # Called with a value, returns its bytes
+        most:int, # Bytes of all values that may stay here
+        least:int, # So many values stay in any case
+    ): self.size,self.most,self.least,self.values = size,most,least,{}
+
+    def get(self, key, make):
+        "The value of `key`, which is made by `make()` if it is not here"
+        value = self.values.pop(key, None)
+        if value is None: value = make()
+        self.values[key] = value   # at the end
+        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
+        nbytes = sum(size for _,size in kept)
+        for k,(old,size) in enumerate(kept[:-self.least]):
+            if nbytes<=self.most and len(kept)-k<=64: break
+            self.values.pop(old, None)
+            nbytes -= size
+        return value
+
 def evenly_spaced(
     n:int, # Samples that there are
     most:int, # Positions at most
@@ -464,19 +496,24 @@ def evenly_spaced(
     "Positions in `range(n)`, of shape (k,), the first and the last among them"
     return np.unique(np.linspace(0, max(0, n-1), most).round()).astype(int)[:n]
 
-class RowsPart:
-    "An iterable of `('row i', row)` with a length, whose rows are read when it is iterated over: in a worker"
+class LazyPart:
+    "An iterable of `(name, raw)` with a length, whose samples are read when it is iterated over: in a worker"
     def __init__(self,
-        read, # `read(places)` -> the rows, as dicts; it is pickled
-        numbers:np.ndarray, # Numbers of the rows, for messages, shape (n,)
-        places:np.ndarray=None, # What `read` gets, shape (n,); default: `numbers`
-        size:int=256, # Rows that are read at a time
-    ): self.read,self.numbers,self.places,self.size = read,numbers,numbers if places is None else places,size
-    def __len__(self): return len(self.numbers)
+        read, # `read(*pieces)` -> iterable of `(name, raw)` for the samples in a piece of each of `arrays`; is pickled
+        *arrays, # Of each sample they have an entry, such as its number
+        size:int=256, # Samples that are read at a time
+    ): self.read,self.arrays,self.size = read,arrays,size
+    def __len__(self): return len(self.arrays[0])
     def __iter__(self):
-        for k in range(0, len(self), self.size):
-            rows = self.read(self.places[k:k+self.size])
-            for number,row in zip(self.numbers[k:k+self.size].tolist(), rows): yield f'row {number}',row
+        for k in range(0, len(self), self.size): yield from self.read(*(o[k:k+self.size] for o in self.arrays))
+
+def named_rows(
+    read, # `read(places)` -> the rows, as dicts
+    numbers:np.ndarray, # Numbers of the rows, for messages, shape (n,)
+    places:np.ndarray, # What `read` gets, shape (n,)
+)->list:
+    "`('row i', row)` of some rows"
+    return [(f'row {i}', row) for i,row in zip(numbers.tolist(), read(places))]
 
 class LoadSplit:
     "`(split, raw)` -> sample: the `load` of a source that yields `SplitChunk`s"

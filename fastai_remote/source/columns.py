@@ -12,7 +12,7 @@ import numpy as np
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
 from ..codec.text import are_several, whole_label
-from .base import mean_bytes, read_file, refuse_address
+from .base import mean_bytes, read_file, refuse_address, unchanged
 from .files import image_field
 
 # --- Types
@@ -185,8 +185,8 @@ class Column:
         if self.kind in ('codes','code_lists'): return self._label(value)
         if self.kind=='array': return self._array(value)
         if isinstance(value, Decimal) and getattr(codec, 'dtype', None) is not None: return value
-        if codec is not None and codec.name=='cls': return whole_label(self.field, _as_stored(value))
-        return _as_stored(value)
+        if codec is not None and codec.name=='cls': return whole_label(self.field, as_stored(value))
+        return as_stored(value)
 
     def _present(self, row, name, codec):
         """The cell of column `name` in `row`; raises `ValueError` if there is no such column, or nothing in the cell
@@ -220,10 +220,7 @@ class Column:
 
     def _label(self, code):
         "The label of a code, or a list of labels for a list of codes; raises `ValueError` if there is none"
-        if isinstance(code, list): return [self._label(o) for o in code]
-        if not 0<=code<len(self.vocab):
-            raise ValueError(f'code {code} is not one of the {len(self.vocab)} classes'+' (no label)'*(code==-1))
-        return self.vocab[code]
+        return [self._label(o) for o in code] if isinstance(code, list) else class_name(code, self.vocab)
 
     def _array(self, value):
         array = full_array(value, self.dtype)
@@ -236,6 +233,15 @@ class Column:
         if self.dtype is None: return values
         if self.dtype!='float64': return np.array(values, self.dtype)   # the smallest dtype that holds all of them
         return get_codec('f8').to_array([_number(value) if isinstance(value, str) else value for value in values])
+
+def class_name(
+    code:int, # Of a class
+    names:list # Of all classes
+)->str:
+    "The name of a class; raises `ValueError` if there is no such class"
+    if 0<=code<len(names): return names[code]
+    if code!=-1: raise ValueError(f'{code} is no class: there are {len(names)}')
+    raise ValueError('-1 marks a sample without a label: leave out such samples, or the split that has no labels')
 
 def full_array(
     value, # A list, of lists if it has several dimensions; or an array
@@ -330,7 +336,9 @@ def _number(text):
     try: return int(text) if re.fullmatch('[+-]?[0-9]+', text) else float(text.replace('_', '?'))   # not 1_000
     except ValueError: raise ValueError(f'{text[:40]!r} is no number') from None
 
-def _as_stored(value):
+def as_stored(
+    value # Of a cell
+):
     """`value` as a codec takes it: times become ISO 8601, decimal numbers and UUIDs text, also in lists and dicts
 
     These are copied, tuples become lists, and a `bytearray` becomes `bytes`. Other values are returned as they are.
@@ -350,7 +358,7 @@ def _as_stored(value):
 def _in_json(value):
     if isinstance(value, bytes):
         raise TypeError('bytes in a list or a struct, which are no JSON: fn= can make fields of them')
-    return _as_stored(value)
+    return as_stored(value)
 
 class LoadRow:
     "Makes a sample, `{field: value}`, of a row, `{column: cell}`, by a list of `Column`; runs in the workers"
@@ -672,6 +680,27 @@ class TablePlan:
             if not has_label and str(column.name).lower() in _LABEL_NAMES and column.kind!='array':
                 self.notes.append(f'column {column.name!r} is stored as it is: label_col={column.name!r} makes it the '
                                   'label')
+
+class Planned:
+    "What a source takes from its `plan`, a `TablePlan`, and its `options`"
+    @property
+    def gives_fields(self)->bool:
+        "Does `fn` get fields, and not rows?"
+        return self.options.asked
+    @property
+    def load(self): return self.plan.load if self.gives_fields else unchanged
+    @property
+    def opens_images(self): return self.gives_fields
+    @property
+    def as_is(self): return self.plan.load
+    @property
+    def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
+    @property
+    def as_is_vocab(self): return self.plan.vocab
+    @property
+    def as_is_codecs(self): return self.plan.codecs
+    @property
+    def as_is_notes(self): return self.plan.notes
 
 def _format_of(value):
     """The field for an image file, as `image_format`: by its bytes, alone or in a dict of `bytes` and `path`

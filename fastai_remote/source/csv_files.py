@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import LoadSplit, SplitChunk, StreamedSource, unchanged
-from .columns import CellType, ColumnOptions, split_of, SplitNames, TablePlan
+from .base import LoadSplit, SplitChunk, StreamedSource
+from .columns import CellType, ColumnOptions, Planned, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
 # --- CSV
@@ -25,7 +25,7 @@ from .files import file_stamps, list_files, open_text
 
 CSV_EXTENSIONS = '.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz'
 
-class csv_samples(StreamedSource):
+class csv_samples(Planned, StreamedSource):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
     Without `fn_col`, `label_col` and `fields`, all columns but `valid_col` are fields, and `fn` gets `{column: text}`.
@@ -36,6 +36,7 @@ class csv_samples(StreamedSource):
     With `valid_col`, the files are read once to find the splits, and then once per split. Raises
     `FileNotFoundError`."""
     chunk_size = 256
+    vocab = as_is_vocab = None
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
         fn_col:int|str=None, # Column with names of image files
@@ -148,16 +149,10 @@ class csv_samples(StreamedSource):
         return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
 
     @property
-    def load(self): return self._of_split(self.plan.load if self.options.asked else unchanged)
+    def load(self): return self._of_split(super().load)
     @property
-    def opens_images(self): return self.options.asked
-    @property
-    def as_is(self): return self._of_split(self.plan.load)
+    def as_is(self): return self._of_split(super().as_is)
     def _of_split(self, load): return LoadSplit(dict.fromkeys(self.srcs, load)) if self.srcs else load
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"

@@ -7,20 +7,20 @@ Docs: page `source/datasets`"""
 import hashlib
 from collections.abc import Iterator
 from datetime import date, time
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import getgeneratorstate
 from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import GeneratorType
 
 import numpy as np
-from fastcore.basics import chunked, store_attr
+from fastcore.basics import chunked
 
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import evenly_spaced, IndexedSource, LoadSplit, mean_bytes, refuse_address
+from .base import evenly_spaced, IndexedSource, LazyPart, LoadSplit, mean_bytes, refuse_address
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -129,6 +129,14 @@ class _OfSplits:
         if all(s.as_is_vocab is None for s in self.srcs.values()): return None
         return _merged_vocab([s.vocab if s.as_is_vocab is None else s.as_is_vocab for s in self.srcs.values()])
 
+    @property
+    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
+    @property
+    def as_is(self):
+        if any(s.as_is is None for s in self.srcs.values()): return None
+        return LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
+
     def _refuse_classes(self, field):
         "Raise `ValueError` for splits whose classes of `field` differ"
         classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
@@ -159,11 +167,6 @@ class _Splits(_OfSplits, IndexedSource):
         runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(which))+1) if len(numbers) else []
         parts = ((splits[which[run[0]]], numbers[run]) for run in runs)
         return SplitChunk((split, self.srcs[split].read(mine-self.splits[split][0])) for split,mine in parts)
-    @property
-    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
-    @property
-    def as_is(self): return _as_is_by_split(self.srcs)
-    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _merged_vocab(vocabs):
     """`{field: labels}`: the labels of all `vocabs`, a list of such dicts, field by field, each label once
@@ -172,11 +175,6 @@ def _merged_vocab(vocabs):
     if not all(vocabs): return next((v for v in vocabs if v), None)
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
-
-def _as_is_by_split(srcs):
-    "The `as_is` of a source of `{split: source}`: `(split, raw)` -> sample; `None` if one of them has none"
-    if any(s.as_is is None for s in srcs.values()): return None
-    return LoadSplit({split:s.as_is for split,s in srcs.items()})
 
 class _Stream(StreamedSource):
     "A source of what an iterable yields"
@@ -215,11 +213,6 @@ class _StreamSplits(_OfSplits, StreamedSource):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
             for part in parts: yield SplitChunk([(split,part)])
-    @property
-    def as_is(self): return _as_is_by_split(self.srcs)
-    @property
-    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
-    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _parts(source, size):
     "An iterator over the parts of an indexed source, of up to `size` samples, as `StreamedSource.stream` yields them"
@@ -241,7 +234,8 @@ class _Stored(IndexedSource):
         self.vocab = {f:labels for f,labels in store.manifest.vocab.items() if f in self.fields}
         self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
-    def read(self, numbers): return _StoredPart(self.store.opener(), numbers, self.fields)
+    def read(self, numbers):
+        return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=max(1, len(numbers)))
     @property
     def load(self): return _Decode(self.codecs)
     as_is = staticmethod(unchanged)
@@ -255,34 +249,26 @@ def stored_samples(
     "A source of the samples of a store; raises `ValueError` for a field that it does not have"
     return _Stored(store, fields)
 
-class _StoredPart:
-    "An iterable of `(name, raw)` for samples of a store, which are read when it is iterated over, in a worker"
-    def __init__(self,
-        opener, # Called without arguments, opens the store
-        numbers:np.ndarray, # Sample numbers, shape (n,)
-        fields:list, # Fields to read
-        bs:int=64, # Samples per round trip
-    ): store_attr()
-    def __len__(self): return len(self.numbers)
-    def __iter__(self):
-        store = self.opener()
-        for k in range(0, len(self), self.bs): yield from self._batch(store, self.numbers[k:k+self.bs])
+def _read_stored(opener, fields, numbers, size=64):
+    "Yields `(name, {field: value})` for samples of the store that `opener()` opens, for a `LazyPart`"
+    store = opener()
+    for k in range(0, len(numbers), size): yield from _stored_batch(store, fields, numbers[k:k+size])
 
-    def _batch(self, store, numbers):
-        """Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing
+def _stored_batch(store, fields, numbers):
+    """Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing
 
-        Fields that a sample lacks are left out. If the shards have keys of samples, `__key__` is added."""
-        specs = {f'{f}?' if store.may_lack(f) else f:f for f in self.fields}
-        try: columns = store.get_many(numbers, list(specs), check=True)
-        except (CorruptSample,MissingSample) as e:
-            if len(numbers)==1: yield f'sample {numbers[0]}',e
-            else:   # one by one, to find out which one it is
-                for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
-            return
-        columns = {specs[spec]:stored_values(store, specs[spec], values) for spec,values in columns.items()}
-        if store.shards is not None: columns['__key__'] = store.keys(numbers)
-        for k,i in enumerate(numbers.tolist()):   # without the fields that a sample lacks
-            yield f'sample {i}',{f:values[k] for f,values in columns.items() if values[k] is not None}
+    Fields that a sample lacks are left out. If the shards have keys of samples, `__key__` is added."""
+    specs = {f'{f}?' if store.may_lack(f) else f:f for f in fields}
+    try: columns = store.get_many(numbers, list(specs), check=True)
+    except (CorruptSample,MissingSample) as e:
+        if len(numbers)==1: yield f'sample {numbers[0]}',e
+        else:   # one by one, to find out which one it is
+            for k in range(len(numbers)): yield from _stored_batch(store, fields, numbers[k:k+1])
+        return
+    columns = {specs[spec]:stored_values(store, specs[spec], values) for spec,values in columns.items()}
+    if store.shards is not None: columns['__key__'] = store.keys(numbers)
+    for k,i in enumerate(numbers.tolist()):   # without the fields that a sample lacks
+        yield f'sample {i}',{f:values[k] for f,values in columns.items() if values[k] is not None}
 
 def stored_values(
     store:Store, # A dataset

@@ -11,15 +11,18 @@ import csv, json, os, re
 from array import array
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from fastcore.basics import store_attr
+try: from orjson import loads as _numbers_in
+except ImportError: from json import loads as _numbers_in
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, Source, StreamedSource
+from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
 from .files import list_files, open_text
 
 # --- Lines
@@ -56,17 +59,15 @@ def _grouped(rows, size=256):
 
 # Most of the time goes into reading numbers, and a third of them are times, which are not needed. In a raw line that is
 # written without spaces, as the published ones are, the times are skipped, and the remaining numbers of all lines are
-# read at once with NumPy. Any other line is read as JSON.
+# read at once, with orjson if it is installed. Any other line is read as JSON.
 
 _STROKE = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')   # x and y of a stroke; what follows is a list of times
-_COMMA,_SEMICOLON,_ZERO,_POINT,_MINUS = b',;0.-'
 
 def _parse(line):
     """Returns the JSON value in `line`, bytes; raises `ValueError`
 
     If it is a dict whose `drawing` has strokes with times, written without spaces, as in the published files, they stay
-    text: `drawing` is then `(strokes, is_whole)`. The strokes are a tuple of `(x, y)`, both bytes such as `b'1,2'`, and
-    `is_whole` is true if no number has a sign or decimals."""
+    text: `drawing` is then a tuple of `(x, y)`, both bytes such as `b'1,2'`."""
     start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
     text = line[start+11:end+2]   # the strokes, with their brackets
     strokes = _STROKE.findall(text) if 0<=start<end else []
@@ -74,68 +75,19 @@ def _parse(line):
     if not strokes or not text.count(b'[')==text.count(b']')==4*len(strokes): return json.loads(line)
     drawing = json.loads(line[:start]+b'"drawing":0'+line[end+3:])
     if not isinstance(drawing, dict) or drawing.get('drawing')!=0: return json.loads(line)   # that of another dict
-    drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
+    drawing['drawing'] = tuple(strokes)
     return drawing
-
-def _digits_to_ints(text, dtype=np.int32):
-    """Returns the whole numbers in `text`, with a `,` or `;` between them, as an array of `dtype`
-
-    `text` is an array of `uint8`; `dtype` is `np.int32` for up to 9 digits, or `np.int64` for up to 18. Digits are
-    added up from the last to the first, for all numbers at once. Raises `ValueError` for more digits, for other
-    characters, and where a number is missing, such as after a separator at the end."""
-    ends = np.append(((text==_COMMA)|(text==_SEMICOLON)).nonzero()[0], len(text))
-    lengths = np.diff(ends, prepend=-1)-1
-    if lengths.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
-    numbers = np.zeros(len(ends), dtype)
-    for j in range(lengths.max()):
-        digit = text[ends-1-j]-_ZERO   # of type uint8: what is below 0 becomes large
-        digit[lengths<=j] = 0
-        if digit.max()>9: raise ValueError('points that are no numbers')
-        numbers += digit*dtype(10**j)
-    if lengths.min()<1: raise ValueError('a stroke without points')
-    return numbers
-
-def _decimals_to_floats(text):
-    """Returns the numbers in `text`, which may have signs and decimals, with `,` or `;` between them, as floats
-
-    `text` is an array of `uint8`. The numbers are read as whole numbers without their points, and divided by powers of
-    ten. Raises `ValueError` if there is anything else, such as an exponent, and for more than 18 digits."""
-    separator = (text==_COMMA)|(text==_SEMICOLON)
-    digit = (text>=_ZERO)&(text!=_SEMICOLON)   # or a letter: `_digits_to_ints` refuses it
-    points,minuses = (text==_POINT).nonzero()[0],(text==_MINUS).nonzero()[0]
-    ends = np.append(separator.nonzero()[0], len(text))
-    starts = np.append(0, ends[:-1]+1)
-    with_point,negative = ends.searchsorted(points),ends.searchsorted(minuses)   # the number that each belongs to
-    if (len(points)+len(minuses)+separator.sum()+digit.sum()<len(text) or (np.diff(with_point)<1).any()
-        or (starts[negative]!=minuses).any() or not ((points>starts[with_point])&digit[points-1]).all()):
-        raise ValueError('an exponent, or no number')
-    decimals,sign = np.zeros(len(ends), np.intp),np.ones(len(ends))
-    decimals[with_point] = ends[with_point]-1-points
-    sign[negative] = -1
-    if (decimals[with_point]<1).any(): raise ValueError('a point without decimals')
-    return sign*_digits_to_ints(text[digit|separator], np.int64)/10.**decimals
 
 def _flatten_text(drawings):
     "Returns the result of `flatten_drawings` for drawings that `_parse` left as text; raises `ValueError`"
-    try: return _flatten_digits(drawings)
-    except ValueError: pass   # such as spaces, exponents and long numbers
-    return flatten_drawings([[[json.loads(b'[%s]' % x), json.loads(b'[%s]' % y)] for x,y in strokes]
-                             for strokes,_ in drawings])
-
-def _flatten_digits(drawings):
-    """`_flatten_text` for numbers without exponents and spaces; raises `ValueError` for others
-
-    All numbers are read at once: first the x of all strokes, then their y."""
-    strokes = [stroke for strokes,_ in drawings for stroke in strokes]
-    text = b';'.join([x for x,_ in strokes]+[y for _,y in strokes])
-    b = np.frombuffer(text, np.uint8)
-    is_stroke_end = b[(b==_COMMA)|(b==_SEMICOLON)]==_SEMICOLON   # for each separator
-    n_points = np.diff(np.append(is_stroke_end.nonzero()[0], len(is_stroke_end)), prepend=-1).reshape(2, -1)
-    if (n_points[0]!=n_points[1]).any(): raise ValueError('a stroke whose x and y differ in length')
-    is_whole = all(is_whole for _,is_whole in drawings)
-    numbers = _digits_to_ints(b).astype(float) if is_whole else _decimals_to_floats(b)
-    if len(numbers)!=2*n_points[0].sum(): raise ValueError('a stroke without points')
-    return *numbers.reshape(2, -1),n_points[0],np.array([len(strokes) for strokes,_ in drawings])
+    strokes = [stroke for drawing in drawings for stroke in drawing]
+    if not all(text.strip() for stroke in strokes for text in stroke):
+        raise ValueError('a stroke without points, or whose x and y differ in length')
+    x,y = (_numbers_in(b'[%s]' % b','.join(texts)) for texts in zip(*strokes))
+    counts = np.array([(x.count(b',')+1, y.count(b',')+1) for x,y in strokes])
+    if (counts[:,0]!=counts[:,1]).any(): raise ValueError('a stroke whose x and y differ in length')
+    x,y,_,_ = flatten_drawings([[[x,y]]])   # as if they were one stroke
+    return x,y,counts[:,0],np.array([len(drawing) for drawing in drawings])
 
 # --- Samples
 
@@ -198,10 +150,8 @@ class _LoadDrawing:
 
         Those that were simplified before stay, as lists of arrays in any case, also in `samples` itself."""
         texts = [i for i,o in enumerate(samples) if isinstance(o['strokes'], tuple)]
-        whole = [i for i in texts if samples[i]['strokes'][1]]
-        decimal = [i for i in texts if not samples[i]['strokes'][1]]
         parsed = [i for i,o in enumerate(samples) if isinstance(o['strokes'], list) and not self._is_simplified(o)]
-        groups = [(f,at) for f,at in ((_flatten_text,decimal), (_flatten_text,whole), (flatten_drawings,parsed)) if at]
+        groups = [(f,at) for f,at in ((_flatten_text,texts), (flatten_drawings,parsed)) if at]
         res = list(samples)
         if not groups: return res
         flat = [flatten([samples[i]['strokes'] for i in at]) for flatten,at in groups]
@@ -375,35 +325,28 @@ def _first_of_each(path, header, start, n, counts, most):
             if _counted(counts, _word_in(line, header, f'{path}:{k+1+(header is not None)}'), most): used.append(k)
     return np.array(used, np.int64)
 
-class _Part:
-    "An iterable of `(name, raw)`, as of `_grouped`, for lines of files, which are read when it is iterated over"
-    def __init__(self,
-        blocks:list, # `(file, columns or None, number of its first line, from byte, to byte)`
-        which:np.ndarray, # The block of each sample, shape (n,)
-        line:np.ndarray, # The line of each sample in its block, shape (n,)
-    ): store_attr()
-    def __len__(self): return len(self.line)
-    def __iter__(self): return _grouped(self._rows())
-    def _rows(self):
-        for k in range(0, len(self), 4096):
-            yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
-    def _lines_at(self, which, line):
-        "List of `(name, header, line)` for some of `which` and `line`, in their order; each block is read once"
-        rows,order = [None]*len(line),which.argsort(kind='stable')
-        ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
-        opened = file = None
-        with ExitStack() as stack:
-            for i,j in zip([0,*ends.tolist()], ends.tolist()):
-                path,header,first,start,stop = self.blocks[which[order[i]]]
-                if path!=opened:
-                    stack.close()
-                    opened,file = path,stack.enter_context(open(path, 'rb'))
-                file.seek(start)
-                lines = file.read(stop-start).split(b'\n')
-                for k in order[i:j].tolist():
-                    text = lines[line[k]] if line[k]<len(lines) else b''
-                    rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
-        return rows
+def _lines_at(blocks, which, line):
+    """List of `(name, header, line)` of some samples, in their order; each block is read once
+
+    `blocks` is a list of `(file, columns or None, number of its first line, from byte, to byte)`. `which` is the
+    position in it of each sample, and `line` the number of its line in the block, both of shape (n,)."""
+    rows,line,order = [None]*len(line),line.tolist(),which.argsort(kind='stable')
+    ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
+    opened = file = None
+    with ExitStack() as stack:
+        for i,j in zip([0,*ends.tolist()], ends.tolist()):
+            path,header,first,start,stop = blocks[which[order[i]]]
+            if path!=opened:
+                stack.close()
+                opened,file = path,stack.enter_context(open(path, 'rb'))
+            file.seek(start)
+            lines = file.read(stop-start).split(b'\n')
+            for k in order[i:j].tolist():
+                text = lines[line[k]] if line[k]<len(lines) else b''
+                rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
+    return rows
+
+def _read_lines(blocks, which, line): return _grouped(_lines_at(blocks, which, line))
 
 class _Drawings(Source):
     "What both kinds of sources of drawings have in common"
@@ -429,7 +372,7 @@ class _Drawings(Source):
         n,label = len(self.files),'labelled, ' if self.label else ''
         return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
 
-class _IndexedDrawings(_Drawings, IndexedSource):
+class _IndexedDrawings(Samples, _Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
     def __init__(self, files, root, label, raster, *options):
@@ -454,7 +397,7 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         if not self.ends[-1]: raise ValueError(f'{root}: no drawings in {len(files)} files')
 
     def __len__(self): return int(self.ends[-1])
-    def read(self, numbers)->_Part:
+    def read(self, numbers)->LazyPart:
         numbers = np.asarray(numbers, np.int64)
         file = self.ends.searchsorted(numbers, side='right')
         starts = self.ends-np.diff(self.ends, prepend=0)
@@ -464,23 +407,12 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         block,line = np.divmod(rank, _BLOCK)
         keys,which = np.unique(file<<40|block, return_inverse=True)
         blocks = [self._block(k>>40, k&(1<<40)-1) for k in keys.tolist()]
-        return _Part(blocks, which.astype(np.int32), line.astype(np.uint8))
+        return LazyPart(partial(_read_lines, blocks), which.astype(np.int32), line.astype(np.uint8), size=4096)
     def _block(self, file, block):
-        "Where block `block` of file number `file` is, as `_Part` takes it"
+        "Where block `block` of file number `file` is, as `_lines_at` takes it"
         header,offsets = self.headers[file],self.offsets[file]
         first = block*_BLOCK+1+(header is not None)
         return str(self.files[file]),header,first,int(offsets[block]),int(offsets[block+1])
-
-    def __getitem__(self, i):
-        "Sample `i`; a list of samples for a slice or several numbers"
-        is_one = isinstance(i, (int,np.integer))
-        wanted = [i] if is_one else range(len(self))[i] if isinstance(i, slice) else i
-        samples = self._samples(np.array([range(len(self))[k] for k in wanted], np.int64))
-        return samples[0] if is_one else samples
-    def _samples(self, numbers): return [self.load(raw) for _,raw in self.read(numbers)]
-    def __iter__(self):
-        for k in range(0, len(self), 4096):
-            for _,raw in self.read(np.arange(k, min(k+4096, len(self)))): yield self.load(raw)
     def _what(self): return f'{len(self):,} drawings'
 
 class _StreamedDrawings(_Drawings, StreamedSource):

@@ -17,12 +17,11 @@ from functools import cache
 from itertools import repeat
 from pathlib import Path
 
-import numpy as np
 from fastcore.basics import patch, store_attr
 from fastcore.foundation import L
 
 from ..codec.text import are_several
-from .base import fn_fingerprint, IndexedSource, read_file, refuse_address
+from .base import fn_fingerprint, IndexedSource, read_file, refuse_address, Samples
 from .base import require, storable
 
 # %% ../../nbs/source/01_files.ipynb #ef47a3f3
@@ -198,7 +197,7 @@ def _is_folder(entry, above, without):
     except OSError: return False   # links that lead in a circle
 
 # %% ../../nbs/source/01_files.ipynb #ba56e963
-class image_samples(IndexedSource):
+class image_samples(Samples, IndexedSource):
     """A source of image files: field `jpg`, or `png`, `webp` or `img`, and `path` if asked for
 
     With `label`, also `cls`, or `labels` for a list, tuple, set, `L` or array. The files are stored as they are. Raises
@@ -247,19 +246,10 @@ class image_samples(IndexedSource):
     @property
     def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
 
-    def __getitem__(self, i):
-        "Sample `i`; a list of samples for a slice or several numbers"
-        if isinstance(i, slice): i = range(len(self))[i]
-        if not isinstance(i, (int,np.integer)): return [self[int(o)] for o in i]
-        (_,raw), = self.read(np.array([range(len(self))[i]]))
-        if isinstance(raw, Exception): raise raw
-        return self.load(raw)
-    def __iter__(self): return (self[i] for i in range(len(self)))
-
     # fastai reads test items by `iloc` and `itertuples`, as of a DataFrame, and then makes no list of them
     @property
     def iloc(self): return self
-    itertuples = __iter__
+    def itertuples(self): return iter(self)
 
     def fingerprint(self):
         where = os.path.abspath(self.paths[0])   # in other folders there may be files of the same names

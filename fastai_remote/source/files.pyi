@@ -3,7 +3,7 @@ from typing import Any
 __all__: Any
 from contextlib import contextmanager
 from pathlib import Path
-from .base import IndexedSource
+from .base import IndexedSource, Samples
 
 def list_files(files: str | Path | list, extensions: tuple) -> list:
     ...
@@ -98,9 +98,8 @@ def _identity(folder):
 def _is_folder(entry, above, without):
     ...
 
-class image_samples(IndexedSource):
+class image_samples(Samples, IndexedSource):
     opens_images: Any
-    itertuples: Any
     notes: Any
     field: Any
     label: Any
@@ -124,14 +123,11 @@ class image_samples(IndexedSource):
     def load(self):
         ...
 
-    def __getitem__(self, i):
-        ...
-
-    def __iter__(self):
-        ...
-
     @property
     def iloc(self):
+        ...
+
+    def itertuples(self):
         ...
 
     def fingerprint(self):

@@ -2,9 +2,8 @@
 
 Docs: page `source/frames`"""
 import hashlib, json, os, re
-from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from uuid import uuid4
@@ -13,9 +12,9 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, require, shown_path, stable_repr
-from .base import StreamedSource, unchanged
-from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
+from .base import evenly_spaced, IndexedSource, LazyPart, Recent, require, shown_path, stable_repr
+from .base import StreamedSource
+from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
 from ..store.address import secret_texts, without_secrets
@@ -26,26 +25,7 @@ from ..store.address import secret_texts, without_secrets
 # `Table` derives what a source has: fields, vocabulary, splits. The leading process sends rows to the workers, and
 # files that columns name are read there.
 
-class Planned:
-    "What a source takes from its `plan`, a `TablePlan`, and its `options`"
-    @property
-    def gives_fields(self)->bool:
-        "Does `fn` get fields, and not rows?"
-        return self.options.asked
-    @property
-    def load(self): return self.plan.load if self.gives_fields else unchanged
-    @property
-    def opens_images(self): return self.gives_fields
-    @property
-    def as_is(self): return self.plan.load
-    @property
-    def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
-    @property
-    def as_is_vocab(self): return self.plan.vocab
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
+_PIECE,_BLOCK = 1<<16,256   # rows that are looked at together; rows among which one of a split is searched
 
 class Table(Planned, IndexedSource):
     "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
@@ -78,34 +58,56 @@ class Table(Planned, IndexedSource):
             return replace(kind, is_whole=are_whole(self._pieces(name)))
         return kind
 
-    def _pieces(self, name, size=1<<16):
+    def _pieces(self, name):
         "Yields the values of a column in lists, so that there is never a Python object for each row"
-        for start in range(0, len(self), size): yield self._values(name, start, min(start+size, len(self)))
+        for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
+
+    def _splits_of_pieces(self, splits):
+        "Yields `(names, codes)` for the rows in their order: names of splits, and the position in them for each row"
+        for start in range(0, len(self), _PIECE):
+            values = self._values(splits.column, start, min(start+_PIECE, len(self)))
+            names = [splits(value, f'row {i}') for i,value in enumerate(values, start)]
+            yield names,np.arange(len(names))
 
     @cached_property
     def _split_codes(self):
-        "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
-        splits,seen,codes,part = SplitNames(self.plan.split),{},np.zeros(len(self), np.uint8),1<<16
-        for start in range(0, len(self), part):   # so that there is never a Python object for each row
-            values = enumerate(self._values(splits.column, start, min(start+part, len(self))), start)
-            found = [seen.setdefault(splits(value, f'row {i}'), len(seen)) for i,value in values]
-            codes[start:start+part] = found
-        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[codes]
+        """Returns `(names, codes)`: names of the splits; for each row the position of its split in them
+
+        `codes` is `uint8`, of shape (blocks, 256), and ends with 255 after the last row."""
+        splits,seen,parts = SplitNames(self.plan.split),{},[]
+        for names,codes in self._splits_of_pieces(splits):
+            numbers = [seen.setdefault(name, len(seen)) for name in names]
+            parts.append(np.array(numbers, np.uint8)[codes])
+        codes = np.concatenate([*parts, np.full(-len(self)%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
+        order = np.array([*map(splits.names.index, seen), *[255]*(256-len(seen))], np.uint8)
+        return splits.names,order[codes]
 
     @cached_property
-    def _order(self):
-        "The row of each sample, shape (n,): rows are sorted by split; `None` without splits"
-        return None if self.options.valid_col is None else self._split_codes[1].argsort(kind='stable')
+    def _before(self):
+        "How many rows of each split come before each block of rows, and before the end: shape (splits, blocks+1)"
+        names,codes = self._split_codes
+        counts = np.array([(codes==s).sum(1) for s in range(len(names))], np.int64).reshape(len(names), -1)
+        return np.pad(counts.cumsum(1), ((0,0),(1,0)))
+
+    def _numbers_of(self, numbers):
+        "The row of each of the samples `numbers`, which are rows sorted by split; in memory there is a byte for a row"
+        if self.options.valid_col is None: return numbers
+        starts = np.array([start for start,_ in self.splits.values()])
+        split = starts.searchsorted(numbers, side='right')-1
+        ranks,block = numbers-starts[split],np.zeros(len(numbers), np.int64)
+        for s in np.unique(split).tolist():
+            block[split==s] = self._before[s,1:].searchsorted(ranks[split==s], side='right')
+        counts = (self._split_codes[1][block]==split[:,None]).cumsum(1, np.uint16)   # within a block
+        return block*_BLOCK+(counts>(ranks-self._before[split,block])[:,None]).argmax(1)
 
     @cached_property
     def splits(self):
         if self.options.valid_col is None: return None
-        names,codes = self._split_codes
-        ends = [0,*np.bincount(codes, minlength=len(names)).cumsum().tolist()]
-        return {name:[start,stop] for name,start,stop in zip(names, ends, ends[1:])}
+        ends = [0,*self._before[:,-1].cumsum().tolist()]
+        return {name:[start,stop] for name,start,stop in zip(self._split_codes[0], ends, ends[1:])}
 
     def read(self, numbers):
-        if self._order is not None: numbers = self._order[numbers]
+        numbers = self._numbers_of(numbers)
         rows = self._rows(numbers, self.plan.names if self.options.asked else None)
         return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
 
@@ -345,7 +347,7 @@ def arrow_type(t)->ColumnType:
         if inner.kind=='number': return ColumnType('array', inner.dtype, (t.list_size,))
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
     if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
-        return ColumnType('labels' if _is_text(t.value_type) else 'list')
+        return ColumnType('labels' if _is_text(t.value_type) else 'list', arrow_type(t.value_type).dtype)
     return ColumnType('list')
 
 def _is_text(t):
@@ -358,30 +360,9 @@ def _is_text(t):
 # without anything being read. The order of the row groups is shuffled, and the rows of a row group, or of a few small
 # ones, are shuffled together. A worker reads the row groups of its samples and keeps the last ones.
 
-class _Recent:
-    "What this process has used last, by key, at most 64 values; the oldest is dropped first. Threads may share it"
-    def __init__(self,
-        size, # Called with a value, returns its bytes
-        most:int, # Bytes of all values that may stay here
-        least:int, # So many values stay in any case
-    ): self.size,self.most,self.least,self.values = size,most,least,{}
-
-    def get(self, key, make):
-        "The value of `key`, which is made by `make()` if it is not here"
-        value = self.values.pop(key, None)
-        if value is None: value = make()
-        self.values[key] = value   # at the end
-        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
-        nbytes = sum(size for _,size in kept)
-        for k,(old,size) in enumerate(kept[:-self.least]):
-            if nbytes<=self.most and len(kept)-k<=64: break
-            self.values.pop(old, None)
-            nbytes -= size
-        return value
-
 # A footer holds the smallest and the largest value of each column in each row group, which may be whole images
-_footers = _Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
-_row_groups = _Recent(_n_bytes, 64_000_000, 2)
+_footers = Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
+_row_groups = Recent(_n_bytes, 64_000_000, 2)
 
 @dataclass(repr=False, eq=False)
 class _ParquetFile:
@@ -416,70 +397,35 @@ class _ParquetFile:
         info = self.filesystem.get_file_info(self.path)
         return info.size,info.mtime_ns
 
-@dataclass(repr=False, eq=False)
-class _RowGroup:
-    "One row group of a Parquet file, which is read when it is asked for"
-    file:_ParquetFile
-    index:int # Of the row group in the file
-    first:int # Number of its first row in the file
-    names:list # Columns that are read
-    @property
-    def path(self): return self.file.path
-    def read(self):
-        """The row group as a table of Arrow, with the columns `names`
+def _rows_of_groups(groups, names, which, ranks):
+    """A list of `(name, row)` of some samples in row groups of Parquet files, for a `LazyPart`
 
-        Raises `ValueError` if the file is replaced meanwhile."""
-        return self.file.row_group(self.index, self.names)
+    `groups` is a list of `(_ParquetFile, number of a row group in it, number of the row group's first row in it)`, and
+    `names` a list of columns. `which` is the position in `groups` of each sample, and `ranks` its number in the row
+    group, both of shape (n,)."""
+    rows = [None]*len(which)
+    for k in np.unique(which).tolist():
+        file,group,first = groups[k]
+        here = np.flatnonzero(which==k)   # positions in `which` and in the result
+        found = arrow_rows(file.row_group(group, names), ranks[here])
+        for i,number,row in zip(here.tolist(), ranks[here].tolist(), found):
+            rows[i] = f'{os.path.basename(file.path)}: row {first+number}',row
+    return rows
 
-class _GroupRows:
-    "An iterable of `(name, row)` for rows of Parquet files, which are read when it is iterated over, in a worker"
-    def __init__(self,
-        groups:list, # `(row group, split or None)`
-        which:np.ndarray, # The row group of each sample, position in `groups`, shape (n,)
-        ranks:np.ndarray, # Number of each sample among the rows of its split in its row group, shape (n,)
-        split:str, # Column of the splits, if there is one
-    ): self.groups,self.which,self.ranks,self.split = groups,which,ranks,split
-    def __len__(self): return len(self.which)
-
-    def __iter__(self):
-        of_split = lru_cache(16)(self._of_split)
-        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256], of_split)
-
-    def _rows(self, which, ranks, of_split):
-        """A list of `(name, row)` of some samples: `which` and `ranks` are parts of the attributes of these names
-
-        `of_split` is `_of_split` with a cache."""
-        rows = [None]*len(which)
-        for k in np.unique(which).tolist():
-            group,split = self.groups[k]
-            here = np.flatnonzero(which==k)   # positions in `which` and in the result
-            numbers = ranks[here] if split is None else of_split(group, split)[ranks[here]]
-            name = os.path.basename(group.path)
-            for i,number,row in zip(here.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
-                rows[i] = f'{name}: row {group.first+number}',row
-        return rows
-
-    def _of_split(self, group, split):
-        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array, `int32`"
-        column = replace(group, names=[self.split]).read().column(0)
-        names,codes = _splits_of_rows(column, SplitNames(self.split), group)
-        wanted = np.array([name==split for name in names], bool)
-        return np.flatnonzero(wanted[codes]).astype(np.int32)
-
-def _splits_of_rows(column, splits, group):
+def _splits_of_rows(column, splits, path, first):
     """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
 
-    `column` is of Arrow, and is the split column of `_RowGroup` `group`; `splits` is `SplitNames`. Only values that
-    differ become Python objects. Raises `ValueError`."""
+    `column` is of Arrow, and is the split column of rows from number `first` on of the file `path`; `splits` is
+    `SplitNames`. Only values that differ become Python objects. Raises `ValueError`."""
     import pyarrow as pa
     if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
     if pa.types.is_string_view(column.type): column = column.cast(pa.string())
     try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
     except pa.ArrowNotImplementedError:
-        raise ValueError(f'{group.path}: column {splits.column!r} has the type {column.type}, which cannot name '
+        raise ValueError(f'{path}: column {splits.column!r} has the type {column.type}, which cannot name '
                          'splits') from None
-    codes,file = encoded.indices.to_numpy(),os.path.basename(group.path)
-    names = [splits(value.as_py(), f'{file}: row {group.first+int((codes==k).argmax())}')
+    codes,file = encoded.indices.to_numpy(),os.path.basename(path)
+    names = [splits(value.as_py(), f'{file}: row {first+int((codes==k).argmax())}')
              for k,value in enumerate(encoded.dictionary)]
     return names,codes
 
@@ -497,8 +443,7 @@ class _ParquetTable(Table):
     """The rows of Parquet files, of which a worker reads the row groups that its samples are in
 
     The leading process reads the footers, the first rows, for `plan`, columns of categories, for their labels, and a
-    split column: it counts the splits of each row group, and a worker finds the k-th row of a split in its row
-    group."""
+    split column."""
     def __init__(self,
         dataset, # Of `pyarrow.dataset`, with the format Parquet
         options:ColumnOptions
@@ -524,58 +469,34 @@ class _ParquetTable(Table):
         for table in self._columns([name]):
             for chunk in table.column(0).chunks: yield chunk.dictionary
     def _pieces(self, name): return (table.column(0).to_pylist() for table in self._columns([name]))
-    def _columns(self, names): return (self._group(k, names).read() for k in range(len(self.sizes)))
+    def _columns(self, names):
+        for file,group,_ in map(self._group, range(len(self.sizes))): yield file.row_group(group, names)
 
-    def _group(self, group, names):
-        "The `_RowGroup` with number `group`, counted over all files, and the columns `names`"
-        file = int(np.searchsorted(self.starts, group, side='right'))-1
-        first = int(self.sizes[self.starts[file]:group].sum())
-        return _RowGroup(self.files[file], group-self.starts[file], first, list(names))
+    def _group(self, k):
+        "Row group `k`, counted over all files: its file, its number there, and the number of its first row there"
+        file = int(np.searchsorted(self.starts, k, side='right'))-1
+        return self.files[file],k-self.starts[file],int(self.sizes[self.starts[file]:k].sum())
 
-    @cached_property
-    def _counts(self):
-        """Returns `(names, counts)`: names of the splits, and their rows in each row group, (row groups, splits)
-
-        Without a split column, the only name is `None`."""
-        if self.options.valid_col is None: return [None],self.sizes[:,None]
-        splits,counts = SplitNames(self.plan.split),[]
-        for k in range(len(self.sizes)):
-            group = self._group(k, [splits.column])
-            names,codes = _splits_of_rows(group.read().column(0), splits, group)
-            counts.append(Counter())
-            for name,n in zip(names, np.bincount(codes, minlength=len(names)).tolist()): counts[-1][name] += n
-        return splits.names,np.array([[o[name] for name in splits.names] for o in counts], np.int64)
-
-    @cached_property
-    def splits(self):
-        names,counts = self._counts
-        if self.options.valid_col is None: return None
-        ends = [0,*counts.sum(0).cumsum().tolist()]
-        return {name:[start,stop] for name,start,stop in zip(names, ends, ends[1:])}
+    def _splits_of_pieces(self, splits):
+        for k,table in enumerate(self._columns([splits.column])):
+            file,_,first = self._group(k)
+            yield _splits_of_rows(table.column(0), splits, file.path, first)
 
     def read(self, numbers):
         names = self.plan.names if self.options.asked else list(self.types)
-        return self._part(np.asarray(numbers, np.int64), names)
+        return self._part(self._numbers_of(np.asarray(numbers, np.int64)), names)
 
-    def _part(self, numbers, names):
-        "The `_GroupRows` of samples `numbers`, with the columns `names`"
-        splits,counts = self._counts
-        # Samples are in the order of the splits, and within one of the row groups. The rows of a split in a row group
-        # are a piece: its number is that of the split, times the number of row groups, plus that of the row group.
-        sizes = counts.T.ravel()
-        ends = sizes.cumsum()
-        pieces = ends.searchsorted(numbers, side='right')
-        ranks = numbers-(ends-sizes)[pieces]
-        used,which = np.unique(pieces, return_inverse=True)
-        groups = [(self._group(k%len(self.sizes), names), splits[k//len(self.sizes)]) for k in used.tolist()]
-        return _GroupRows(groups, which.astype(np.int32), ranks, self.plan.split if splits!=[None] else None)
+    def _part(self, rows, names):
+        "The `LazyPart` of the rows with these numbers, and the columns `names`"
+        ends = self.sizes.cumsum()
+        group = ends.searchsorted(rows, side='right')
+        used,which = np.unique(group, return_inverse=True)
+        ranks = rows-(ends-self.sizes)[group]
+        read = partial(_rows_of_groups, [self._group(k) for k in used.tolist()], names)
+        return LazyPart(read, which.astype(np.int32), ranks)
 
     def _rows(self, numbers, names):
-        if not len(numbers): return []
-        group = self.sizes.cumsum().searchsorted(numbers, side='right')
-        starts = self.sizes.cumsum()-self.sizes
-        return [arrow_rows(self._group(int(k), names or self.schema.names).read(), [int(i-starts[k])])[0]
-                for k,i in zip(group, numbers)]
+        return [row for _,row in self._part(np.asarray(numbers, np.int64), names or self.schema.names)]
 
     is_identified = True
     def _stamp(self):

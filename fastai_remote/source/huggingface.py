@@ -8,9 +8,10 @@ Docs: page `source/huggingface`"""
 __all__ = ['FeaturePlan', 'HFSource', 'is_huggingface', 'hf_samples', 'agree']
 
 # %% ../../nbs/source/08_huggingface.ipynb #ce1911ed
-import json, os, re, sys
+import json, os, sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property, partial
 from itertools import islice
 
@@ -18,12 +19,11 @@ import numpy as np
 from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
-from .base import as_json, evenly_spaced, mean_bytes, read_file, RowsPart, Sent
-from .base import split_names, StreamedSource, unchanged
-from .columns import Column, column_name, ColumnOptions, ColumnType, file_format
-from .columns import full_array, LoadRow
-from .columns import NUMBER_CODECS, TablePlan
-from .frames import Planned, short_time, Table
+from .base import as_json, evenly_spaced, LazyPart, mean_bytes, named_rows, read_file, Sent
+from .base import split_names, StreamedSource
+from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
+from .columns import file_format, full_array, LoadRow, Planned, TablePlan
+from .frames import arrow_types, short_time, Table
 
 # %% ../../nbs/source/08_huggingface.ipynb #6f130c26
 def _content(value):
@@ -41,98 +41,67 @@ def _is_no_file(value):
     return value is None or value['bytes'] is None and value['path'] is None
 
 # %% ../../nbs/source/08_huggingface.ipynb #12cbf260
-def _class_name(names, value):
-    "The name of class `value`; raises `ValueError` if there is no such class"
-    if 0<=value<len(names): return names[value]
-    if value!=-1: raise ValueError(f'{value} is no class: there are {len(names)}')
-    raise ValueError('-1 marks a sample without a label: leave out the split that has no labels, or such samples: '
-                     'dataset.filter(…)')
+def _with_names(feature, value):
+    """`value` with names of classes in place of their codes, at any depth, and the content of text in JSON
 
-def _as_text(value): return value.isoformat() if hasattr(value, 'isoformat') else str(value)
-
-def _parsed(value): return json.loads(value) if isinstance(value, str) else as_json(value)
-
-def _each(convert, values): return [None if o is None else convert(o) for o in values]
-
-def _struct(converters, value):
-    return {k:None if value.get(k) is None else convert(value[k]) for k,convert in converters.items()}
+    `feature` is a feature as a dict. Arrays become lists. Raises `ValueError` if there is no such class."""
+    kind = feature.get('_type')
+    if value is None: return None
+    if kind=='ClassLabel': return class_name(value, feature['names'])
+    if kind=='Json' and isinstance(value, str): return json.loads(value)
+    if kind in ('List','LargeList'): return [_with_names(feature['feature'], o) for o in value]
+    if isinstance(kind, str): return as_json(value)
+    return {name:_with_names(inner, value.get(name)) for name,inner in feature.items()}   # a dict has no `_type`
 
 def _kind(feature): return type(feature).__name__
 
 def _is_file(feature): return hasattr(feature, 'decode') and _kind(feature)!='Json'
 
-def _is_list(feature): return _kind(feature) in ('List','LargeList')
+def _refuse_inside(feature):
+    "Raise `TypeError` if a list or dict `feature` contains, at any depth, values that JSON cannot represent"
+    inner = feature.values() if isinstance(feature, dict) else [getattr(feature, 'feature', None)]
+    for part in inner if isinstance(feature, dict) or _kind(feature) in ('List','LargeList') else ():
+        dtype = getattr(part, 'dtype', None)
+        what = f'{_kind(part)}s' if _is_file(part) else _NOT_IN_JSON.get(dtype)
+        if what: raise TypeError(f'{what} inside of a list or a dict')
+        _refuse_inside(part)
 
-def _is_labels(feature): return _is_list(feature) and _kind(feature.feature)=='ClassLabel'
-
-_DATES = re.compile(r'(timestamp|date|time|duration|decimal)')
-_TEXTS,_BYTES = ('string','large_string','string_view'),('binary','large_binary','binary_view')
-
-def _nested(feature):
-    """Returns a function that makes of a value of `feature`, inside of a list or dict, one that JSON can represent
-
-    Raises `TypeError` if there is none for the values."""
-    if _kind(feature)=='ClassLabel': return partial(_class_name, feature.names)
-    if _kind(feature)=='Json': return _parsed
-    if _is_file(feature): raise TypeError(f'{_kind(feature)}s inside of a list or a dict')
-    if _kind(feature)=='Value':
-        if feature.dtype in _BYTES: raise TypeError('bytes inside of a list or a dict')
-        if feature.dtype=='time64[ns]': raise TypeError('times with nanoseconds inside of a list or a dict')
-        return _as_text if _DATES.match(feature.dtype) else as_json
-    if _is_list(feature): return partial(_each, _nested(feature.feature))
-    if isinstance(feature, dict): return partial(_struct, {k:_nested(f) for k,f in feature.items()})
-    return as_json
+_NOT_IN_JSON = {'binary':'bytes', 'large_binary':'bytes', 'binary_view':'bytes', 'time64[ns]':'times with nanoseconds'}
 
 # %% ../../nbs/source/08_huggingface.ipynb #71fe03b6
-def _converter(feature, field):
-    """Returns a function that makes a value of `field` from a value of a column, and that can be pickled
-
-    Raises `TypeError` for lists and dicts with values that JSON cannot represent."""
-    kind,codec = _kind(feature),get_codec(field)
-    if kind=='ClassLabel':
-        is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
-        return unchanged if is_number else partial(_class_name, feature.names)
-    if _is_file(feature): return _content
-    if kind.startswith('Array'): return partial(full_array, dtype=feature.dtype)
-    if kind=='Json': return _parsed
-    if kind=='Value': return _as_text if _DATES.match(feature.dtype) else unchanged
-    is_array = codec is not None and codec.name in ('npy','npz','npyimg','npzimg')
-    return partial(full_array, dtype=_number_type(feature)) if is_array else _nested(feature)
-
 @dataclass
 class _FeatureColumn(Column):
     "One field of a sample, and the column of a HuggingFace dataset that it is made of"
-    convert:object = None # From `_converter`
+    feature:dict = None # As a dict
 
     def value(self, row, folder, suff):
         "The value of the field in `row`, `{column: value}`; `None` for null in JSON, otherwise null is a `ValueError`"
-        value = row[self.name]
-        if value is not None and not (self.convert is _content and _is_no_file(value)): return self.convert(value)
-        codec = get_codec(self.field)
-        if codec is not None and codec.name=='json': return None
-        raise ValueError(f'no value (null) here; hf_samples(dataset, fields={{{self.name!r}: None}}) leaves the column '
-                         f'out, and {self.name+".json"!r} in place of None stores null')
-
-def _number_type(feature):
-    "The name of the type of the numbers in nested lists, such as `int64`; `None` if they hold no numbers"
-    while _is_list(feature): feature = feature.feature
-    dtype = getattr(feature, 'dtype', None)
-    return dtype if dtype in NUMBER_CODECS else None
+        value,codec = row[self.name],get_codec(self.field)
+        is_null = value is None or self.kind=='file' and _is_no_file(value)
+        if is_null and codec is not None and codec.name=='json': return None
+        if is_null:
+            raise ValueError(f'no value (null) here; hf_samples(dataset, fields={{{self.name!r}: None}}) leaves the '
+                             f'column out, and {self.name+".json"!r} in place of None stores null')
+        if self.kind=='file': return _content(value)
+        is_array = self.kind=='list' and codec is not None and codec.name in ('npy','npz','npyimg','npzimg')
+        if is_array or self.kind=='array': return full_array(value, self.dtype)
+        if isinstance(value, timedelta): return str(value)
+        is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
+        return as_stored(value if is_number else _with_names(self.feature, value))
 
 # %% ../../nbs/source/08_huggingface.ipynb #5bffbc43
 _MAIN_KINDS = {'Image':'image', 'Audio':'audio', 'Video':'video', 'ClassLabel':'cls'}
 
-def _column_type(feature):
-    "The `ColumnType` of a feature"
-    kind,dtype = _kind(feature),getattr(feature, 'dtype', None)
-    if kind=='ClassLabel': return ColumnType('codes', vocab=feature.names, is_label=True)
-    if _is_labels(feature): return ColumnType('code_lists', vocab=feature.feature.names, is_label=True)
-    if _is_list(feature): return ColumnType('labels' if getattr(feature.feature, 'dtype', '') in _TEXTS else 'list')
-    if kind.startswith('Array'): return ColumnType('array')
-    if kind!='Value': return ColumnType('file' if _is_file(feature) else 'list')
-    if dtype in NUMBER_CODECS: return ColumnType('number', dtype)
-    kinds = {**dict.fromkeys(_TEXTS, 'text'), **dict.fromkeys(_BYTES, 'bytes'), 'null':'null'}
-    return ColumnType(kinds.get(dtype) or ('time' if _DATES.match(dtype) else 'unknown'))
+def _column_types(features):
+    "`{column: ColumnType}`: those of Arrow, but for what Arrow has no type for"
+    types = arrow_types(features.arrow_schema, [list]*len(features))
+    for name,feature in features.items():
+        types[name].field = None
+        if _is_file(feature): types[name] = ColumnType('file')
+        elif isinstance(feature, dict) or _kind(feature)=='Json': types[name] = ColumnType('list')
+        elif _kind(feature).startswith('Array'): types[name] = ColumnType('array', feature.dtype)
+        elif types[name].kind=='duration': types[name] = ColumnType('time')
+    return types
 
 class FeaturePlan(TablePlan):
     """Which fields the samples of a HuggingFace dataset have, by the features of its columns
@@ -146,8 +115,7 @@ class FeaturePlan(TablePlan):
     ):
         self.features,self.formats = features,formats
         fields = {column_name(name, list(features)):field for name,field in fields.items()}
-        super().__init__(dict(zip(features, map(_column_type, features.values()))), [], ColumnOptions(), decide,
-                         chosen=fields)
+        super().__init__(_column_types(features), [], ColumnOptions(), decide, chosen=fields)
 
     @property
     def load(self)->LoadRow:
@@ -155,15 +123,12 @@ class FeaturePlan(TablePlan):
         return LoadRow(self.columns)
 
     def _format(self, name, kind):
-        "The extension of the field for a column of files, or of vectors; else `None`: its type decides"
-        feature = self.features[name]
-        if kind.kind=='unknown': raise _no_field(name, f'values of type {feature.dtype}')
-        if kind.kind!='file':
-            is_vector = _is_list(feature) and getattr(feature, 'length', -1)>=0 and _kind(feature.feature)=='Value'
-            return 'npy' if is_vector and feature.feature.dtype in NUMBER_CODECS else None
+        "The extension of the field for a column of files; else `None`: its type decides"
+        if kind.kind!='file': return None
+        feature = _kind(self.features[name])
         found = self.formats(name)
         only = next(iter(found)) if len(found)==1 else None
-        if _kind(feature)!='Image': return only or _kind(feature).lower()
+        if feature!='Image': return only or feature.lower()
         return only if only in ('jpg','png','webp') else 'img'
 
     def _main_kind(self, name, kind, format):
@@ -171,9 +136,11 @@ class FeaturePlan(TablePlan):
 
     def _add(self, name, field, format=None, asked=False):
         super()._add(name, field)
-        try: convert = _converter(self.features[name], field)
+        try: _refuse_inside(self.features[name])
         except TypeError as e: raise _no_field(name, e) from None
-        self.columns[-1] = _FeatureColumn(name, field, self.types[name].kind, convert=convert)
+        kind = self.types[name]
+        feature = self.features.to_dict()[name]
+        self.columns[-1] = _FeatureColumn(name, field, kind.kind, kind.dtype, feature=feature)
 
     def _advise(self):
         modes = {column.name:getattr(self.features[column.name], 'mode', None) for column in self.columns}
@@ -199,7 +166,12 @@ class HFSource(Planned):
         self.plan = self._plan(fields)
         self.plan.check()
 
-    def _plan(self, fields)->FeaturePlan: raise NotImplementedError
+    def _plan(self, fields): return FeaturePlan(self.features, fields, self._formats, self._decide)
+    def _column(self, name): raise NotImplementedError   # values of a column, of the rows that are looked at
+
+    def _formats(self, name):
+        "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
+        return {_format_of(value) for value in self._column(name) if not _is_no_file(value)}
 
     @property
     def fields(self)->dict:
@@ -242,31 +214,22 @@ class _TableSource(HFSource, Table):
     For a dataset in memory, they read a temporary file."""
     def __init__(self, dataset, fields):
         dataset = dataset.with_format(None).select_columns(dataset.format['columns'])
-        self.sent = None
-        self.looked_at = evenly_spaced(len(dataset), 100)
+        self.sent,self.features = None,dataset.features
         super().__init__(dataset, ColumnOptions())
         self.set_plan(fields)
         self._check_labels()
 
-    def _plan(self, fields): return FeaturePlan(self.table.features, fields, self._formats, self._decide)
     def _types(self): return dict(self.table.features)
     def _rows(self, numbers, names):
         return _read_rows(self.table.data.select(names or list(self.types)), self._rows_of(numbers))
-    def _values(self, name, start, stop): return self._column(name, np.arange(start, stop))
-
-    def _column(self, name, numbers):
-        "List of the values of a column in the rows `numbers` of the dataset"
-        return [row[name] for row in self._rows(numbers, [name])]
-
-    def _formats(self, column):
-        "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
-        return {_format_of(value) for value in self._column(column, self.looked_at) if not _is_no_file(value)}
+    def _values(self, name, start, stop): return [row[name] for row in self._rows(np.arange(start, stop), [name])]
+    def _column(self, name): return [row[name] for row in self._rows(evenly_spaced(len(self), 100), [name])]
 
     def _check_labels(self):
         "Raise `ValueError` if a column of labels has none in the rows that are looked at, at most 100"
         for column in self.plan.columns:
             if column.kind!='codes' or column.field not in self.plan.vocab or not len(self): continue
-            values = self._column(column.name, self.looked_at)
+            values = self._column(column.name)
             if any(value not in (None,-1) for value in values): continue
             raise ValueError(f'column {column.name!r} has no labels, only {values[0]}: leave out a split without '
                              f'labels, or the column, with hf_samples(dataset, fields={{{column.name!r}: None}})')
@@ -280,7 +243,8 @@ class _TableSource(HFSource, Table):
         if self.sent is None:   # a table in files is pickled as the names of these files
             prepare = None if self.table.cache_files else _mapped
             self.sent = Sent(self.table.data.select(self.plan.names), prepare)
-        return RowsPart(partial(_read_sent, self.sent), numbers, self._rows_of(numbers), size=16)
+        read = partial(named_rows, partial(_read_sent, self.sent))
+        return LazyPart(read, numbers, self._rows_of(numbers), size=16)
     is_identified = True
     def fingerprint(self): return len(self),self.table._fingerprint,repr(self.fields)
     def __repr__(self): return f"hf_samples({len(self):,} rows of {', '.join(self.types)})"
@@ -313,12 +277,10 @@ class _StreamSource(HFSource, StreamedSource):
                 raise TypeError(f'column {column.name!r}: a stream returns times without their nanoseconds: cast it, '
                                 "with dataset.cast_column(name, Value('time64[us]')), or give a table")
 
-    def _plan(self, fields): return FeaturePlan(self.features, fields, self._formats)
-
-    def _formats(self, column):
-        "The formats of the files in a column, of the first 20 rows: a set, see `_format_of`"
+    def _decide(self, name, kind): return kind
+    def _column(self, name):
         if self.head is None: self.head = list(islice(self.dataset, 20))
-        return {_format_of(row[column]) for row in self.head if not _is_no_file(row[column])}
+        return [row[name] for row in self.head]
 
     @cached_property
     def raw_bytes(self)->int:

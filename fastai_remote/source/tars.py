@@ -11,6 +11,7 @@ __all__ = ['MAX_MEMBER', 'TAR_EXTENSIONS', 'Uncompressed', 'DamagedTar', 'TarMem
 # %% ../../nbs/source/07_tars.ipynb #a1aca53a
 import os, re, tarfile
 from collections import Counter
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -305,14 +306,12 @@ class tar_samples(StreamedSource):
 
         If none of the first ten tars is compressed, it is 200, as only places in tars are sent to workers."""
         for path in self.files[:10]:
-            with open(path, 'rb') as file:
-                content = _local_content(file)
+            with _opened(path) as (_,content,members):
                 if content is None: continue
                 sizes = []
-                try:
-                    for _,fields in islice(group_members(tar_members(content)), 32):
+                with suppress(DamagedTar):   # which is a failure when the samples are read
+                    for _,fields in islice(group_members(members), 32):
                         sizes.append(sum(len(member.content or b'') for member in fields.values()))
-                except DamagedTar: pass   # which is a failure when the samples are read
                 if sizes: return max(200, sum(sizes)//len(sizes))
         return 200
 
@@ -341,14 +340,10 @@ def _text_fields(self:tar_samples, n=100):
     at most."""
     for path in self.files[:10]:
         is_empty,texts = True,set()
-        with open(path, 'rb') as file:
-            content = _local_content(file)
-            members = tar_members(file, contents=False) if content is None else tar_members(content)
-            try:
-                for _,fields in islice(group_members(members), n):
-                    is_empty = False
-                    texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
-            except DamagedTar: pass   # which is a failure when the samples are read
+        with _opened(path) as (file,_,members), suppress(DamagedTar):   # a failure when the samples are read
+            for _,fields in islice(group_members(members), n):
+                is_empty = False
+                texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
         if not is_empty: return texts
     return set()
 
@@ -361,9 +356,7 @@ def _samples(self:tar_samples):
     usual = set()   # the fields of the sample before
     def is_complete(fields): return usual<=fields.keys()
     for path in self.files:
-        with open(path, 'rb') as file:
-            content = _local_content(file)
-            members = tar_members(file, contents=False) if content is None else tar_members(content)
+        with _opened(path) as (_,content,members):
             key = None
             try:
                 for key,fields in group_members(members, is_complete):
@@ -396,11 +389,17 @@ def _has_text_label(file, field, member):
     try: return isinstance(parse_number(field, content, is_exact=is_exact_label(member.name)), str)
     except ValueError: return False   # its sample will fail
 
-def _local_content(file):
-    "`Uncompressed` content of the open file `file`, read from its start, if it is compressed, else `None`"
-    decompress = decompressor(compression_of(file.read(16), file.name))
-    file.seek(0)
-    return None if decompress is None else Uncompressed(pieces_of(file, 1<<18), decompress)
+@contextmanager
+def _opened(path):
+    """Context manager: `(file, content, members)` of a tar: the open file, and an iterator over its members
+
+    `content` is what is in a compressed file, an `Uncompressed`, and `None` for another one, whose members have no
+    contents."""
+    with open(path, 'rb') as file:
+        decompress = decompressor(compression_of(file.read(16), file.name))
+        file.seek(0)
+        content = None if decompress is None else Uncompressed(pieces_of(file, 1<<18), decompress)
+        yield file,content,tar_members(file, contents=False) if content is None else tar_members(content)
 
 def _check_compressed(path, content):
     "Read `content`, an `Uncompressed`, to its end; raises `DamagedTar` if the compressed data is damaged"

@@ -3,6 +3,7 @@ from typing import Any
 __all__: Any
 import tarfile
 from collections import Counter
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -146,7 +147,8 @@ def _is_label(field):
 def _has_text_label(file, field, member):
     ...
 
-def _local_content(file):
+@contextmanager
+def _opened(path):
     ...
 
 def _check_compressed(path, content):

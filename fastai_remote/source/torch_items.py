@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from fastcore.basics import store_attr
 from PIL import Image
 
 from ..codec.base import Encoded
@@ -114,10 +113,16 @@ def class_names(dataset):
     through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. The reason is a text; it is a
     `ValueError`, to be raised unless the user gives names, if the parts of a concatenation have different classes, or
     if the classes are numbers other than 0, 1, … in this order."""
-    if _is_torch_wrapper(dataset):
-        parts = getattr(dataset, 'datasets', None)
-        if isinstance(parts, list) and parts: return _common_class_names(parts)
-        if hasattr(dataset, 'dataset'): return class_names(dataset.dataset)
+    found = [_names_and_reason(part) for part in _innermost(dataset)]
+    if not found: return None,None
+    if all(o==found[0] for o in found): return found[0]
+    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
+    return None,ValueError(
+        f'a concatenation of {len(found)} datasets with different classes, {first}: a label that is a number would '
+        'mean several of them; give datasets of the same classes, labels as text, or vocab=')
+
+def _names_and_reason(dataset):
+    "`(names, reason)`, see `class_names`, of a dataset that is no wrapper of PyTorch"
     names = _own_class_names(dataset)
     if names is None:
         wrapped = getattr(dataset, 'dataset', None)
@@ -170,15 +175,6 @@ def _innermost(dataset):
         for part in parts: yield from _innermost(part)
     elif _is_torch_wrapper(dataset) and hasattr(dataset, 'dataset'): yield from _innermost(dataset.dataset)
     else: yield dataset
-
-def _common_class_names(datasets):
-    "`(names, reason)`, see `class_names`, of a concatenation of `datasets`"
-    found = [class_names(o) for o in datasets]
-    if all(o==found[0] for o in found): return found[0]
-    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
-    return None,ValueError(
-        f'a concatenation of {len(datasets)} datasets with different classes, {first}: a label that is a number would '
-        'mean several of them; give datasets of the same classes, labels as text, or vocab=')
 
 def _as_name(o):
     if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # synonyms, as in ImageNet
@@ -447,16 +443,25 @@ def _file_formats(dataset):
 # A value that does not fit its field makes its sample a failed one. A mask with a palette is stored as its codes, which
 # is what NumPy and PyTorch see in it. `PILMask` would convert the colours of the palette to grey.
 
-class _ItemSample:
-    "item -> sample: `{field: value}`, by the places of an `ItemLayout`"
+class _LoadItem:
+    "raw -> item: indexes the dataset that `sent`, a `Sent`, has"
+    def __init__(self, sent): self.sent = sent
+    def __call__(self, i): return self.sent.get()[i]
+
+class _LoadSample(_LoadItem):
+    "raw -> sample: indexes the dataset, and makes `{field: value}` of the item, by the places of an `ItemLayout`"
     def __init__(self,
+        sent:Sent, # The dataset
         layout:ItemLayout,
         names:list=None, # Of the classes, for lists of their numbers
-    ):
-        self.names,self.boxes = names,layout.boxes
-        self.parts = {part.place:part for part in layout.parts.values()}
+    ): self.sent,self.names,self.boxes,self.parts = sent,names,layout.boxes,layout.parts
 
-    def __call__(self, item, files):
+    def __call__(self, i):
+        dataset = self.sent.get()
+        with opened_files() as files: item = dataset[i]
+        return self._sample(item, files)
+
+    def _sample(self, item, files):
         """The sample of `item`; `files`: what the dataset has opened for it, see `opened_files`
 
         Raises `ValueError` for an item that lacks a value, or has one that the others do not have."""
@@ -575,7 +580,7 @@ class DatasetSource(IndexedSource):
     @property
     def as_is(self):
         if not self.layout.parts: return None   # no item could be read: errors say why
-        return _LoadSample(self.sent, _ItemSample(self.layout, self.names[0]))
+        return _LoadSample(self.sent, self.layout, self.names[0])
 
     def share_layout(self,
         sources:list # `DatasetSource`s of all splits, this one among them
@@ -614,16 +619,3 @@ def _seeded():
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         if torch: torch.set_rng_state(of_torch)
-
-class _LoadItem:
-    "raw -> item: indexes the dataset that `sent`, a `Sent`, has"
-    def __init__(self, sent): self.sent = sent
-    def __call__(self, i): return self.sent.get()[i]
-
-class _LoadSample(_LoadItem):
-    "raw -> sample: indexes the dataset, and takes the item apart"
-    def __init__(self, sent, to_sample): store_attr()
-    def __call__(self, i):
-        dataset = self.sent.get()
-        with opened_files() as files: item = dataset[i]
-        return self.to_sample(item, files)
