@@ -47,6 +47,7 @@ def _with_names(feature, value):
     `feature` is a feature as a dict. Arrays become lists. Raises `ValueError` if there is no such class."""
     kind = feature.get('_type')
     if value is None: return None
+    if isinstance(value, timedelta): return str(value)
     if kind=='ClassLabel': return class_name(value, feature['names'])
     if kind=='Json' and isinstance(value, str): return json.loads(value)
     if kind in ('List','LargeList'): return [_with_names(feature['feature'], o) for o in value]
@@ -85,7 +86,6 @@ class _FeatureColumn(Column):
         if self.kind=='file': return _content(value)
         is_array = self.kind=='list' and codec is not None and codec.name in ('npy','npz','npyimg','npzimg')
         if is_array or self.kind=='array': return full_array(value, self.dtype)
-        if isinstance(value, timedelta): return str(value)
         is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
         return as_stored(value if is_number else _with_names(self.feature, value))
 
