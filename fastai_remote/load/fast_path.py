@@ -56,10 +56,10 @@ class BatchPipeline(Pipeline):
         if self.seeds is not None: self.seeds.begin_step()
         if type(o) is NoSamples: return o
         if not self.known or type(o) is not tuple or not any(type(x) in _images for x in o): return super().__call__(o)
-        n = len(self.known)
-        if len(self.fs)<n or any(a is not b for a,b in zip(self.fs, self.known)):   # changed during the epoch
+        n,tfms = len(self.known),list(self.fs)
+        if len(tfms)<n or any(a is not b for a,b in zip(tfms, self.known)):   # changed during the epoch
             return super().__call__(tuple(map(_own_channels, o)))
-        return compose_tfms(tuple(map(self._floats, o)), self.fs[n:], split_idx=self.split_idx)
+        return compose_tfms(tuple(map(self._floats, o)), tfms[n:], split_idx=self.split_idx)
 
     def _floats(self, x):
         "What the known transforms make of `x`, an element of a batch; floats of images are in reused memory"
@@ -75,8 +75,9 @@ _images = TensorImage,TensorImageBW
 
 def _stats_of(t, x):
     "What `t`, a `Normalize`, has for the channels of images `x`, for `image_floats`; `None` if it is of another kind"
+    shape = 1,x.as_subclass(torch.Tensor).shape[1],1,1
     known = [o for o in (t.mean, t.std) if type(o) in (torch.Tensor,type(x)) and o.dtype==torch.float32
-             and o.device.type=='cpu' and not o.requires_grad and o.shape==(1,x.shape[1],1,1)]
+             and o.device.type=='cpu' and not o.requires_grad and o.shape==shape]
     return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None
 
 def _own_channels(x):

@@ -271,12 +271,13 @@ def image_floats(
 
     It takes an eighth of the time of the first, and a twentieth of that of the second, because memory is reused."""
     x = o.as_subclass(torch.Tensor)   # the attributes of a subclass are slow
+    shape = tuple(x.shape)
     is_shared = x.ndim==4 and x.shape[1]>1 and x.stride(1)==0   # one channel that is seen several times
     if is_shared: x = x[:,:1]
     if x.device.type!='cpu' or x.dtype!=torch.uint8 or not x.is_contiguous() or not x.numel(): return
-    n_channels = o.shape[1] if is_shared or stats else 1   # else all numbers are one channel
+    n_channels = shape[1] if is_shared or stats else 1   # else all numbers are one channel
     mean,std = stats or (np.zeros(n_channels, np.float32),np.ones(n_channels, np.float32))
-    res = memory(tuple(o.shape), np.float32)
+    res = memory(shape, np.float32)
     if _pixels is None:
         mean,std = (torch.from_numpy(values).view(-1, 1, 1) for values in (mean,std))
         return res.copy_(x).div_(div).sub_(mean).div_(std)

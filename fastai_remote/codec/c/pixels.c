@@ -391,15 +391,40 @@ static PyObject *draw(PyObject *self, PyObject *args) {
     return NULL;
 }
 
-// What `floats` does for one channel of an image. The operations are those of torch, in its order and precision.
-static inline __attribute__((always_inline)) void plane_floats(const u8 *restrict source, float *restrict target,
-                                                               Py_ssize_t n, float div, float mean, float std) {
-    for (Py_ssize_t i = 0; i < n; i++) target[i] = ((float)source[i] / div - mean) / std;
+// A byte as a float. The operations are those of torch, in its order and precision; `plain`: mean 0 and std 1, which
+// change nothing.
+static inline __attribute__((always_inline)) float to_float(u8 byte, float div, float mean, float std, int plain) {
+    float value = (float)byte / div;
+    return plain ? value : (value - mean) / std;
+}
+
+// What `floats` does for a plane of bytes, and as many copies of the result.
+static inline __attribute__((always_inline)) void plane_floats(const u8 *restrict source, float *target, Py_ssize_t n,
+                                                               Py_ssize_t copies, float div, float mean, float std,
+                                                               int plain) {
+    if (copies == 3) {   // One pass for the usual number of copies
+        float *restrict red = target;
+        float *restrict green = target + n;
+        float *restrict blue = target + 2 * n;
+        for (Py_ssize_t i = 0; i < n; i++) red[i] = green[i] = blue[i] = to_float(source[i], div, mean, std, plain);
+    } else {
+        float *restrict first = target;
+        for (Py_ssize_t i = 0; i < n; i++) first[i] = to_float(source[i], div, mean, std, plain);
+        for (Py_ssize_t c = 1; c < copies; c++) memcpy(target + c * n, target, n * 4);
+    }
+}
+
+static void plane_floats_any(const u8 *source, float *target, Py_ssize_t n, Py_ssize_t copies, float div, float mean,
+                             float std) {
+    if (mean == 0 && std == 1) plane_floats(source, target, n, copies, div, mean, std, 1);
+    else plane_floats(source, target, n, copies, div, mean, std, 0);
 }
 
 #ifdef AVX2
-AVX2 static void plane_floats_avx2(const u8 *source, float *target, Py_ssize_t n, float div, float mean, float std) {
-    plane_floats(source, target, n, div, mean, std);
+AVX2 static void plane_floats_avx2(const u8 *source, float *target, Py_ssize_t n, Py_ssize_t copies, float div,
+                                   float mean, float std) {
+    if (mean == 0 && std == 1) plane_floats(source, target, n, copies, div, mean, std, 1);
+    else plane_floats(source, target, n, copies, div, mean, std, 0);
 }
 #endif
 
@@ -420,20 +445,18 @@ static PyObject *floats(PyObject *self, PyObject *args) {
     if (ok) {
         // Other Python threads run meanwhile, unless there are so few bytes that the switch would take longer.
         PyThreadState *state = pixels.len < 1 << 16 ? NULL : PyEval_SaveThread();
+        const float *means = mean.buf, *stds = std.buf;
+        int same = shared;   // Are all channels of an image the same?
+        for (Py_ssize_t c = 1; c < channels; c++) same = same && means[c] == means[0] && stds[c] == stds[0];
+        Py_ssize_t step = same ? copies : 1;
         Py_ssize_t planes = pixels.len / plane * copies;
-        for (Py_ssize_t k = 0; k < planes; k++) {
-            const u8 *source = (const u8 *)pixels.buf + k / copies * plane;
-            float *target = (float *)out.buf + k * plane;
-            float m = ((const float *)mean.buf)[k % channels];
-            float s = ((const float *)std.buf)[k % channels];
+        void (*convert)(const u8 *, float *, Py_ssize_t, Py_ssize_t, float, float, float) = plane_floats_any;
 #ifdef AVX2
-            if (has_avx2()) {
-                plane_floats_avx2(source, target, plane, div, m, s);
-                continue;
-            }
+        if (has_avx2()) convert = plane_floats_avx2;
 #endif
-            plane_floats(source, target, plane, div, m, s);
-        }
+        for (Py_ssize_t k = 0; k < planes; k += step)
+            convert((const u8 *)pixels.buf + k / copies * plane, (float *)out.buf + k * plane, plane, step, div,
+                    means[k % channels], stds[k % channels]);
         if (state) PyEval_RestoreThread(state);
     } else {
         PyErr_Format(PyExc_ValueError,
