@@ -16,6 +16,16 @@ def in_memory(source, fn=None, name='memory', **options):
     "A `MemoryStore` with the samples of `source`, converted as `to_redis` does it"
     return written(source, fn, name, **options)[0]
 
+class Counted(MemoryStore):
+    "Notes in `reads` of how many samples values were read at a time"
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.reads = []
+
+    def read_values(self, numbers, fields):
+        self.reads.append(len(numbers))
+        return super().read_values(numbers, fields)
+
 class Lossy(MemoryStore):
     "20 grey images that show their numbers; `png` of samples `missing` is gone, `jpg` of samples `cut` lacks its end"
     def __init__(self, *missing, cut=(), name='lossy'):

@@ -6,7 +6,7 @@ import fastai, pytest
 from conftest import fails
 from fastai.vision.all import *
 from fasttransform import Transform
-from in_memory import Lossy, encoded, in_memory
+from in_memory import Counted, Lossy, encoded, in_memory
 from PIL import UnidentifiedImageError
 
 from fastai_remote import *
@@ -229,16 +229,11 @@ def test_images_and_items_are_stock_outside_a_loader(store):
     assert type(b[0]) is TensorImage and b[0].shape==(3, 3, 16, 16)
 
 def test_images_of_different_sizes_are_read_once_and_made_item_by_item():
-    calls = []
-    class Counted(MemoryStore):
-        def read_values(self, numbers, fields):
-            calls.append(len(numbers))
-            return super().read_values(numbers, fields)
     store = Counted({'png':[encoded(Image.new('L', (8, 8+i//10))) for i in range(20)], 'cls':np.arange(20)%2},
         vocab={'cls':['a', 'b']})
     dls = loaders(store, 'png', splitter=every, bs=5)
-    calls.clear()
-    assert [b[0].shape[2] for b in dls.valid]==[8, 8, 9, 9] and calls==[5]*4
+    store.reads.clear()
+    assert [b[0].shape[2] for b in dls.valid]==[8, 8, 9, 9] and store.reads==[5]*4
 
 def test_openers_of_other_formats_change_nothing(store, monkeypatch):
     "Pillow loads most of its plugins when it meets a file that the first ones do not open"

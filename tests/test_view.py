@@ -10,6 +10,7 @@ from PIL import Image
 
 from clusters import wait_for
 from faultproxy import FaultProxy
+from in_memory import Counted
 from inputs import write_tar
 from webserver import jupyter_proxy, WebServer
 from fastai_remote import index_shards, MemoryStore, RedisStore, ShardStore, to_redis, to_shards
@@ -287,16 +288,11 @@ def test_a_search_shows_its_first_hits_while_it_goes_on_and_can_be_cancelled(vie
     assert post(page, 'query', query={'text':'yes'})['state'] in ('running','done')   # asked again, it is found anew
 
 def test_small_texts_beside_large_images_are_read_many_at_once():
-    reads = []
-    class Counted(MemoryStore):
-        def read_values(self, numbers, fields):
-            reads.append(len(numbers))
-            return super().read_values(numbers, fields)
     store = Counted({'labels':[b'["x"]']*20_000, 'txt':[b'text']*20_000}, vocab={'labels':['x']})
     store.manifest.nbytes = 20_000*1_000_000   # with images
     answer = Answer(store, Query(label_field='labels', label='x', text='e'))
     answer.job.thread.join()
-    assert len(answer.samples)==20_000 and reads[0]==8 and len(reads)==2*6
+    assert len(answer.samples)==20_000 and store.reads[0]==8 and len(store.reads)==2*6
 
 class Numbers(Store):
     "A number for each sample, which is computed"

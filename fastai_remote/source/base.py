@@ -479,15 +479,19 @@ class Recent:
     def get(self, key, make):
         "The value of `key`, which is made by `make()` if it is not here"
         value = self.values.pop(key, None)
-        if value is None: value = make()
+        is_new = value is None
+        if is_new: value = make()
         self.values[key] = value   # at the end
+        if is_new: self._drop_oldest()
+        return value
+
+    def _drop_oldest(self):
         kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
         nbytes = sum(size for _,size in kept)
         for k,(old,size) in enumerate(kept[:-self.least]):
             if nbytes<=self.most and len(kept)-k<=64: break
             self.values.pop(old, None)
             nbytes -= size
-        return value
 
 def evenly_spaced(
     n:int, # Samples that there are

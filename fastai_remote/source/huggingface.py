@@ -113,7 +113,7 @@ class FeaturePlan(TablePlan):
         formats, # `formats(column) -> set`: formats of the files of a column of images, sounds or videos
         decide=lambda name, kind: kind, # As of `TablePlan`
     ):
-        self.features,self.formats = features,formats
+        self.features,self.formats,self.dicts = features,formats,features.to_dict()
         fields = {column_name(name, list(features)):field for name,field in fields.items()}
         super().__init__(_column_types(features), [], ColumnOptions(), decide, chosen=fields)
 
@@ -139,8 +139,7 @@ class FeaturePlan(TablePlan):
         try: _refuse_inside(self.features[name])
         except TypeError as e: raise _no_field(name, e) from None
         kind = self.types[name]
-        feature = self.features.to_dict()[name]
-        self.columns[-1] = _FeatureColumn(name, field, kind.kind, kind.dtype, feature=feature)
+        self.columns[-1] = _FeatureColumn(name, field, kind.kind, kind.dtype, feature=self.dicts[name])
 
     def _advise(self):
         modes = {column.name:getattr(self.features[column.name], 'mode', None) for column in self.columns}

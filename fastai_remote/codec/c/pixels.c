@@ -398,10 +398,9 @@ static inline __attribute__((always_inline)) float to_float(u8 byte, float div, 
     return plain ? value : (value - mean) / std;
 }
 
-// What `floats` does for a plane of bytes, and as many copies of the result.
-static inline __attribute__((always_inline)) void plane_floats(const u8 *restrict source, float *target, Py_ssize_t n,
-                                                               Py_ssize_t copies, float div, float mean, float std,
-                                                               int plain) {
+static inline __attribute__((always_inline)) void fill_floats(const u8 *restrict source, float *target, Py_ssize_t n,
+                                                              Py_ssize_t copies, float div, float mean, float std,
+                                                              int plain) {
     if (copies == 3) {   // One pass for the usual number of copies
         float *restrict red = target;
         float *restrict green = target + n;
@@ -414,17 +413,17 @@ static inline __attribute__((always_inline)) void plane_floats(const u8 *restric
     }
 }
 
-static void plane_floats_any(const u8 *source, float *target, Py_ssize_t n, Py_ssize_t copies, float div, float mean,
-                             float std) {
-    if (mean == 0 && std == 1) plane_floats(source, target, n, copies, div, mean, std, 1);
-    else plane_floats(source, target, n, copies, div, mean, std, 0);
+// What `floats` does for a plane of bytes, and as many copies of the result.
+static inline __attribute__((always_inline)) void plane_floats(const u8 *source, float *target, Py_ssize_t n,
+                                                               Py_ssize_t copies, float div, float mean, float std) {
+    if (mean == 0 && std == 1) fill_floats(source, target, n, copies, div, mean, std, 1);
+    else fill_floats(source, target, n, copies, div, mean, std, 0);
 }
 
 #ifdef AVX2
 AVX2 static void plane_floats_avx2(const u8 *source, float *target, Py_ssize_t n, Py_ssize_t copies, float div,
                                    float mean, float std) {
-    if (mean == 0 && std == 1) plane_floats(source, target, n, copies, div, mean, std, 1);
-    else plane_floats(source, target, n, copies, div, mean, std, 0);
+    plane_floats(source, target, n, copies, div, mean, std);
 }
 #endif
 
@@ -450,7 +449,7 @@ static PyObject *floats(PyObject *self, PyObject *args) {
         for (Py_ssize_t c = 1; c < channels; c++) same = same && means[c] == means[0] && stds[c] == stds[0];
         Py_ssize_t step = same ? copies : 1;
         Py_ssize_t planes = pixels.len / plane * copies;
-        void (*convert)(const u8 *, float *, Py_ssize_t, Py_ssize_t, float, float, float) = plane_floats_any;
+        void (*convert)(const u8 *, float *, Py_ssize_t, Py_ssize_t, float, float, float) = plane_floats;
 #ifdef AVX2
         if (has_avx2()) convert = plane_floats_avx2;
 #endif
