@@ -44,7 +44,7 @@ def readme_table()->str:
     peers = result('peers')
     rows = []
     for kind,ours,title in PEERS_README:
-        measures,ratio = peers['results'][kind],peers['ratios'][kind][ours][STOCK]['samples_cpu_s']
+        measures,ratio = peers['results'][kind],peers['ratios'][kind][ours][STOCK]['samples_cpu_s']['median']
         speeds = [number(median(measures[name], 'samples_cpu_s')) for name in (ours, STOCK)]
         rows.append([title, *speeds, times(ratio)])
     workers = {row['loader']:max(row['workers']) for row in result('memory')['rows'] if row['n']==5_000_000}
@@ -104,7 +104,7 @@ def peers_section()->str:
     for kind,measures in found['results'].items():
         rows = []
         for name,measure in fastest_first(measures):
-            ratio = found['ratios'].get(kind, {}).get(name, {}).get(STOCK, {}).get('samples_cpu_s')
+            ratio = found['ratios'].get(kind, {}).get(name, {}).get(STOCK, {}).get('samples_cpu_s', {}).get('median')
             if ratio is None and STOCK in measures:
                 ratio = median(measure, 'samples_cpu_s')/median(measures[STOCK], 'samples_cpu_s')
             memory = f"{measure['worker_mb']:.0f} MB" if measure.get('worker_mb') else ''

@@ -13,8 +13,9 @@ Prints the median of the ratios of the rounds, new over old, and the interval th
 rounds in 95 of 100 cases (of the order statistics). Nothing is written: a result is about one change.
 """
 import argparse, json, os, statistics, subprocess, sys
-from math import comb
 from pathlib import Path
+
+from rounds import interval
 
 HERE = Path(__file__).parent
 
@@ -44,13 +45,6 @@ class Checkout:
         "Samples per CPU second of an epoch of `job`, a kind of data and the name of a contender"
         self.process.stdin.write(json.dumps(job)+'\n')
         return json.loads(self.process.stdout.readline())
-
-def interval(ratios):
-    "The interval of the median, from the order statistics of `ratios`: it contains that of all rounds in 95% of cases"
-    n,ratios = len(ratios),sorted(ratios)
-    below = [sum(comb(n, i) for i in range(k+1))/2**n for k in range(n)]   # that at most k of n lie below the median
-    k = max((k for k in range(n//2) if below[k]<=.025), default=0)
-    return ratios[k],ratios[n-1-k]
 
 def run(checkout, rounds, options):
     "`{job: ratios}` of `rounds`: samples per CPU second of this checkout over those of another one"

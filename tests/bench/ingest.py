@@ -45,6 +45,7 @@ from fastai_remote import drawing_samples, image_samples, redis_server, shrink, 
 from fastai_remote.core import size_str
 from fastai_remote.parallel import parallel_map
 from machine import about
+from rounds import spread
 
 FORUM,STROKES,PNG,JPEG = 'forum 2018','strokes','png','jpeg, shrink(256)'
 BARE,SPIN = 'jpeg, bare work','pure Python loop'
@@ -347,10 +348,6 @@ def quiet_ratio(two, one):
     quiet = [(a, b) for a,b in zip(two, one) if max(a['others'], b['others'])<.1]
     ratios = [a['per_s']/b['per_s'] for a,b in quiet]
     return dict(quiet_rounds=len(ratios), **({'quiet_wall':spread(ratios)} if ratios else {}))
-
-def spread(values):
-    def rounded(value): return round(value, 3) if value<100 else round(value, 1)
-    return dict(median=rounded(statistics.median(values)), min=rounded(min(values)), max=rounded(max(values)))
 
 # Output
 

@@ -36,6 +36,7 @@ import fastai_remote.block   # adds `from_redis` to `DataLoaders`
 from fastai_remote import image_samples, redis_server, shrink, to_redis
 from fastai_remote.core import size_str
 from machine import about
+from rounds import spread
 
 STOCK,OURS,SMALL = 'stock fastai, files','RemoteDL, Redis','RemoteDL, Redis, shrink(256)'
 UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s',
@@ -135,9 +136,6 @@ def make_loaders(images, n, server):
         loaders[contender] = DataLoaders.from_redis(server.url, dataset, normalize=False, **options)
         sizes[contender] = report.nbytes/n
     return loaders,sizes
-
-def spread(values):
-    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
 
 def run_in_one_thread(folder, n, rounds, size, name):
     with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary, redis_server(port=-1) as server:

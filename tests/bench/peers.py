@@ -8,7 +8,8 @@ Purpose: photographs with `RandomResizedCrop(224)` and a flip, in batches of 64,
          decoding. The contenders take turns in an order that is reversed in every round. Each has a process of its
          own, which is forked for it. Its first epoch is not timed; it is used to check the shapes and to measure
          memory. Samples per CPU second count that process, its workers and the Redis server. They are valid on a
-         machine with other work; samples per second are not. Ratios are medians of the ratios of the rounds.
+         machine with other work; samples per second are not. Ratios are medians of the ratios of the rounds, with the
+         interval that contains the median of all possible rounds in 95 of 100 cases.
 
 Command: python tests/bench/peers.py [FOLDER] [--drawings FILE.ndjson] [--n 1920] [--rounds 5] [--uint8]
          FOLDER has one subfolder per class, or file names that begin with `CLASS_`. Without it, and without drawings,
@@ -59,7 +60,8 @@ from fastai_remote import RedisStore, RemoteDataset, redis_server
 from fastai_remote.core import size_str
 from formats import write_digits, write_drawings, write_photos, write_raw
 from machine import about
-from shards import cpu_seconds, private_mb, spread
+from rounds import compare, spread
+from shards import cpu_seconds, private_mb
 
 UNITS = dict(samples_cpu_s='per CPU s', samples_s='per s', server='server %', first_s='first, s', worker_mb='worker MB',
              main_mb='main MB')
@@ -107,7 +109,7 @@ class tool:
         yield range(2*self.n),None
 
 class pipelined:
-    "A substitute for redis-benchmark: GETs in pipelines of 64 on a socket, whose answers are counted and discarded"
+    "GETs in pipelines of 64 on a socket, whose answers are counted and discarded: nothing can read values cheaper"
     def __init__(self, at, n): self.at,self.n,self.buffer = at,n,bytearray(1<<20)
     def __iter__(self):
         with socket.socket(socket.AF_UNIX) as connection:
@@ -127,9 +129,8 @@ PASS2,PASS3 = 'ours, RemoteDataset, two workers','ours, RemoteDataset, shuffled'
 
 def value_contenders(n):
     "The contenders that read `n` values"
-    if benchmark_program(): functions = {TOOL:tool, TOOL1:partial(tool, clients=1)}
-    else: functions = {SOCKET:pipelined}
-    functions |= {MANY:many, MANY2:partial(many, procs=2), PASS:partial(dataset_pass, workers=0),
+    functions = {TOOL:tool, TOOL1:partial(tool, clients=1)} if benchmark_program() else {}
+    functions |= {SOCKET:pipelined, MANY:many, MANY2:partial(many, procs=2), PASS:partial(dataset_pass, workers=0),
                   PASS2:partial(dataset_pass, workers=WORKERS), PASS3:partial(dataset_pass, workers=0, shuffle=True)}
     return {name:(None,partial(function, n=n)) for name,function in functions.items()}
 
@@ -302,12 +303,9 @@ def summarise(measured, memory):
         sizes = {unit:round(memory[kind,name][unit], 1) for unit in ('worker_mb','main_mb')}
         results.setdefault(kind, {})[name] = {**times, **sizes, 'n':done[0]['n']}
     for kind,rows in results.items():
-        def ratio(a, b, unit):
-            pairs = [x[unit]/y[unit] for x,y in zip(measured[kind,a], measured[kind,b]) if x and y]
-            return round(statistics.median(pairs or [0.]), 3)   # 0: never in one round
         units = ('samples_cpu_s','samples_s','first_s')
-        ratios[kind] = {a:{b:{unit:ratio(a, b, unit) for unit in units} for b in rows if b!=a}
-                        for a in rows if a.startswith('ours')}
+        def ratio(a, b): return {unit:compare(measured[kind,a], measured[kind,b], unit) for unit in units}
+        ratios[kind] = {a:{b:ratio(a, b) for b in rows if b!=a} for a in rows if a.startswith('ours')}
     return results,ratios
 
 PEER_PACKAGES = 'hiredis simplejpeg webdataset wids litdata mosaicml-streaming datasets ffcv spdl-io'.split()
@@ -366,16 +364,16 @@ def run(
                 missing={': '.join(job):reason for job,reason in missing.items()}, results=results, ratios=ratios,
                 targets=list(targets(ratios)))
 
-# Goals: `(kind, contender of this package, compared with, at least)`; '*' is the best of all others
+# Goals: `(kind, contender of this package, compared with, at least)`; '*' is the best of all others. A goal is met if
+# the lower end of the interval per CPU second is.
 TARGETS = [
-    ('photographs', REDIS, STOCK, 2.6), ('photographs', REDIS, FFCV, 1.2), ('photographs', REDIS, '*', 1.),
+    ('photographs', REDIS, STOCK, 3.3), ('photographs', REDIS, FFCV, 1.2), ('photographs', REDIS, '*', 1.5),
     ('photographs', REDIS, LIMIT, .9), ('photographs', SMALL, REDIS, 2.), ('photographs', PIXELS, RAW, .7),
     ('drawings', STROKES, FORUM, 10.), ('drawings', STROKES1, FORUM, 10.), ('drawings', STROKES, STOCK, 5.),
     ('drawings', STROKES1, STOCK1, 5.), ('drawings', PNG, STOCK, 2.5),
-    ('digits', PNG, FORUM, 10.), ('digits', PNG, STOCK, 5.), ('digits', ARRAYS, FORUM, 10.),
+    ('digits', PNG, FORUM, 10.), ('digits', PNG, STOCK, 6.), ('digits', ARRAYS, FORUM, 10.),
     ('digits', ARRAYS, STOCK, 5.),
-    *(('values', contender, other, .5) for contender in (MANY,MANY2,PASS,PASS2)
-      for other in (TOOL,SOCKET))]   # only one of the two is measured
+    ('values', MANY, SOCKET, .8), ('values', PASS, SOCKET, .75), ('values', PASS2, SOCKET, .5)]
 
 def targets(ratios):
     "Each of `TARGETS` that was measured, with its result"
@@ -385,10 +383,10 @@ def targets(ratios):
             return name==other or other=='*' and not name.startswith(('ours','decode')) and name!=RAW
         others = {name:ratio for name,ratio in measured.items() if is_compared(name)}
         if not others: continue
-        best = min(others, key=lambda name: others[name]['samples_cpu_s'])
+        best = min(others, key=lambda name: others[name]['samples_cpu_s']['median'])
         cpu,wall = (others[best][unit] for unit in ('samples_cpu_s','samples_s'))
         yield dict(kind=kind, ours=contender, over=best, best=other=='*', at_least=at_least, cpu=cpu, wall=wall,
-                   met=min(cpu, wall)>=at_least)
+                   met=cpu['low']>=at_least)
 
 # Output
 
@@ -404,7 +402,8 @@ def kind_table(result, kind, rows):
         texts = []
         for ours in compared:
             ratio = result['ratios'][kind][ours].get(name)
-            texts.append(f"{ratio['samples_cpu_s']:7.2f} ({ratio['samples_s']:.2f})" if ratio else f"{'':14}")
+            medians = [ratio[unit]['median'] for unit in ('samples_cpu_s','samples_s')] if ratio else []
+            texts.append(f'{medians[0]:7.2f} ({medians[1]:.2f})' if ratio else f"{'':14}")
         yield (f"  {name:38}{median['samples_cpu_s']:11,.0f}{median['samples_s']:11,.0f}{median['server']:11.1f}"
                f"{median['first_s']:11.2f}{median['worker_mb']:11.0f}{median['main_mb']:11.0f}   {'  |'.join(texts)}")
 
@@ -415,8 +414,9 @@ def table(result):
     for target in result['targets']:
         other = target['over']+', the best of all others'*target['best']
         verdict = 'met    ' if target['met'] else 'not met'
-        yield (f"{verdict} {target['kind']}: {target['ours']} compared with {other}: at least {target['at_least']}, "
-               f"is {target['cpu']:.2f} per CPU s, {target['wall']:.2f} per s")
+        cpu,wall = target['cpu'],target['wall']['median']
+        yield (f"{verdict} {target['kind']}: {target['ours']} compared with {other}: at least {target['at_least']}, is "
+               f"{cpu['median']:.2f} ({cpu['low']:.2f} to {cpu['high']:.2f}) per CPU s, {wall:.2f} per s")
     for name,reason in result['missing'].items(): yield f'left out: {name}: {reason}'
 
 def picture(result, file):

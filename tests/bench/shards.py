@@ -53,6 +53,7 @@ from fastai_remote import RemoteDataset, ShardStore, image_samples, s3_options, 
 from fastai_remote.core import size_str
 from loader import link_images, make_images
 from machine import about
+from rounds import compare, spread
 
 BS,WORKERS,INTERLEAVE = 64,2,4
 UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s', open_s='opening, s',
@@ -386,11 +387,9 @@ def summarise(measured, names):
             title = f'{work}, {place}, epoch {k+1}'
             results[title] = {name:{unit:spread([e[unit] for e in es if e]) for unit in (*UNITS,'n')}
                               for name,es in group.items()}
-            def ratio(a, b, unit):
-                pairs = [x[unit]/y[unit] for x,y in zip(group[a], group[b]) if x and y]
-                return round(statistics.median(pairs), 2) if pairs else None
             units = ('samples_s','samples_cpu_s','first_s')
-            ratios[title] = {a:{b:{unit:ratio(a, b, unit) for unit in units} for b in group if b not in (OURS,PLAIN)}
+            def ratio(a, b): return {unit:compare(group[a], group[b], unit) for unit in units}
+            ratios[title] = {a:{b:ratio(a, b) for b in group if b not in (OURS,PLAIN)}
                              for a in group if a in (OURS,PLAIN)}
     return results,ratios
 
@@ -428,10 +427,6 @@ def run(
                 missing=list(left_out.values()), results=results, ratios=ratios,
                 **about(None, ' '.join(['torch','fastai','pillow','numpy','s3fs','boto3',*peers])))
 
-def spread(values):
-    def rounded(value): return round(value, 3) if value<100 else round(value, 1)
-    return dict(median=rounded(statistics.median(values)), min=rounded(min(values)), max=rounded(max(values)))
-
 def table(result):
     "The lines of a readable table of medians"
     yield (f"{result['data']}: {result['n']} samples of {size_str(result['bytes_a_sample'])} in {result['shards']} "
@@ -445,7 +440,8 @@ def table(result):
                    f"opening {median['open_s']:.2f} s  requests {median['requests']:5,.0f}  "
                    f"fetched/used {median['fetched']:.2f}  worker {median['worker_mb']:4,.0f} MB  n {median['n']:.0f}")
             ratios = result['ratios'][title].get(name, {})
-            texts = [f"{r['samples_cpu_s']:.2f} of {peer}" for peer,r in ratios.items() if r['samples_cpu_s']]
+            cpu = {peer:units['samples_cpu_s'] for peer,units in ratios.items() if units['samples_cpu_s']['median']}
+            texts = [f"{r['median']:.2f} ({r['low']:.2f} to {r['high']:.2f}) of {peer}" for peer,r in cpu.items()]
             if texts: yield f"{'':26}per CPU s: {', '.join(texts)}"
 
 if __name__=='__main__':
