@@ -15,6 +15,7 @@ from functools import cache
 from html import escape
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from .runs import MAX_GAPS
 
@@ -155,7 +156,7 @@ def seal(
 )->bytes:
     "`content` as JSON; its first entry, `crc`, is the checksum of all bytes that follow this entry"
     rest = json.dumps(content, ensure_ascii=False, separators=(',',':'))[1:].encode('utf-8', 'surrogatepass')
-    return b'{"crc":"%08x",' % zlib.crc32(rest)+rest
+    return b'{"crc":"%08x",' % crc32(rest)+rest
 
 def is_sealed(
     stored:bytes # Anything
@@ -169,7 +170,7 @@ def unseal(
 )->dict:
     "The content of which `seal` made `stored`; raises `TooLarge`, and `ValueError` if a byte is another one"
     start = _seal_start.match(stored)
-    if not start or int(start[1], 16)!=zlib.crc32(memoryview(stored)[start.end():]):
+    if not start or int(start[1], 16)!=crc32(memoryview(stored)[start.end():]):
         raise ValueError('does not match its checksum')
     content = parse_json(stored, limit)
     content.pop('crc')
@@ -361,12 +362,12 @@ def crc32s(
     values:list # A list of `bytes`
 )->np.ndarray: # `uint32`, shape (len(values),)
     "The crc32 of each value"
-    return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
+    return np.fromiter(map(crc32, values), np.uint32, len(values))
 
 @cache
 def _crc_tables():
     "What a byte adds (by xor) to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
-    tables = [[zlib.crc32(bytes([byte])+bytes(following))^zlib.crc32(bytes(1+following)) for byte in range(256)]
+    tables = [[crc32(bytes([byte])+bytes(following))^crc32(bytes(1+following)) for byte in range(256)]
         for following in range(16)]
     return np.array(tables, np.uint32).ravel()
 
@@ -383,7 +384,7 @@ def _crc_offsets(number_bytes, width):
     up. Returns an int array of shape (number_bytes+width, 1), the number's bytes first, each from the least
     significant on; and a `np.uint32`."""
     following = [*range(number_bytes), *range(8, 8+width)]
-    return 256*np.array(following)[:,None],np.uint32(zlib.crc32(bytes(width+8)))
+    return 256*np.array(following)[:,None],np.uint32(crc32(bytes(width+8)))
 
 def packed_crcs(
     values:np.ndarray, # Numbers of 1 to 8 bytes, shape (n,)

@@ -8,7 +8,7 @@ Docs: page `ingest/index`"""
 __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 
 # %% ../../nbs/ingest/11_index.ipynb #aaf723b5
-import hashlib, os, zlib
+import hashlib, os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +18,7 @@ from itertools import islice
 
 import numpy as np
 from fastcore.basics import patch, store_attr
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.base import utf8
 from ..codec.fields import get_codec
@@ -66,7 +67,7 @@ class _StoredFile:
     def _pieces(self):
         "Yields the bytes of the file in pieces, and adds them to `crc` and `size`"
         for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
-            self.crc,self.size = zlib.crc32(data or b'', self.crc),self.size+len(data or b'')
+            self.crc,self.size = crc32(data or b'', self.crc),self.size+len(data or b'')
             if data: yield data
         if self.size<self.total:
             raise StoreUnavailable(f'{self.storage.url}: {self.name}: {self.size:,} bytes came of {self.total:,}')
@@ -152,7 +153,7 @@ def values(self:_ShardFields, members):
             values[field] = _number_or_label(field, spec, member, self.codes.get(field))
             continue
         if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
-        spans[field] = member.start,member.size,zlib.crc32(member.content)
+        spans[field] = member.start,member.size,crc32(member.content)
         if spec['codec']=='labels': _labels(member.content, self.codes.get(field))
         if field in self.masks:
             check_codes(get_codec(spec['codec']), member.content, field, len(self.vocab[field]))
@@ -249,7 +250,7 @@ def index_shard(
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
-    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
+    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, crc32(index),
                           COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
     if stats: record['stats'] = stats.to_text()
     writer.done(chunk, record, failures)
@@ -275,7 +276,7 @@ def _earlier_record(writer, row):
     file,advice = index_name(row[0], row[8]),'overwrite=True indexes all shards anew'
     try: content = writer.hidden.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
-    if zlib.crc32(content)!=row[6]:
+    if crc32(content)!=row[6]:
         raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
     return ShardIndex(content, file).record
 

@@ -8,12 +8,13 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, inspect, itertools, sys, warnings, zlib
+import collections, copy, gc, inspect, itertools, sys, warnings
 
 import numpy as np
 from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
@@ -349,7 +350,7 @@ class _BatchEpochs(Epochs):
         samples of the same numbers are not noticed: `edit` and `copy` keep the order."""
         sizes,crc = _shard_sizes(self) if self.shuffle else None,self.ds.items.checksum()
         return dict(samples=len(self.ds), bs=self.bs, shuffle=self.shuffle, interleave=self.interleave,
-                    drop_last=self.drop_last, which=crc if sizes is None else zlib.crc32(sizes.astype('<i8'), crc))
+                    drop_last=self.drop_last, which=crc if sizes is None else crc32(sizes.astype('<i8'), crc))
 
     def _order(self, seed, workers):
         "`Order` of the positions that this rank, with `workers` workers, reads; raises what `check_cache` raises"

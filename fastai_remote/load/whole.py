@@ -8,7 +8,7 @@ Docs: page `load/whole`"""
 # values at once. This module makes them: the same tensors as stock fastai, bit for bit and type for type. What it
 # cannot make, or finds damaged, is made item by item, which also raises the right error.
 
-import struct, zlib
+import struct
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from fastai.torch_core import TensorCategory
 from fastai.vision.core import PILMask
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.arrays import NpyCodec, NpyImageCodec, NpzCodec, NpzImageCodec
 from ..codec.images import ImageCodec
@@ -62,7 +63,7 @@ def _plain_png(content):
     if content[:16]!=_png_start or content[37:41]!=b'IDAT': return
     width,height,bits,colour,_,filters,is_interlaced,checksum = struct.unpack_from('>IIBBBBBI', content, 16)
     if bits!=8 or colour not in (0,2) or is_interlaced: return
-    if filters or zlib.crc32(content[12:29])!=checksum: return   # Pillow cannot identify such a file
+    if filters or crc32(content[12:29])!=checksum: return   # Pillow cannot identify such a file
     start,parts = 33,[]   # after the header; a chunk is its length, its type, its data and a checksum
     while content[start+4:start+8]==b'IDAT':
         length = int.from_bytes(content[start:start+4], 'big')

@@ -8,10 +8,9 @@ Docs: page `order/base`"""
 __all__ = ['Order', 'WeightedOrder', 'SplitOrder']
 
 # %% ../../nbs/order/01_base.ipynb #989194a3
-import zlib
-
 import numpy as np
 from fastcore.basics import patch
+from zlib_ng.zlib_ng import crc32
 
 from ..core import int_index
 from .permutation import MIX_A, MIX_B, MASK64, mix64
@@ -105,7 +104,7 @@ def numbers_at(self:Order,
 def checksum(self:Order)->int:
     "A crc32 of up to 4,096 of the numbers, evenly spaced: it tells most orders of one length apart"
     positions = np.linspace(0, len(self)-1, min(len(self), 4096)).astype(np.int64)
-    return zlib.crc32(self.numbers_at(positions).astype('<i8').tobytes())
+    return crc32(self.numbers_at(positions).astype('<i8').tobytes())
 
 # %% ../../nbs/order/01_base.ipynb #ee9b2221
 class WeightedOrder(Order):

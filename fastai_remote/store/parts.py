@@ -9,10 +9,10 @@ Docs: page `store/parts`"""
 # This module contains everything that does not depend on the place: reading the tables, grouping the samples of a
 # batch by their parts, reading damaged values once more, and noticing that there is another version now.
 
-import zlib
 from typing import NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..core import CorruptSample, Manifest, MAX_MANIFEST, StoreError, StoreNotFound
 from ..runs import GapTable, unpack_tables
@@ -154,7 +154,7 @@ class StoredDataset(Store):
         "A table that says where samples are; raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced"
         stored = self.stored_bytes(key, n_bytes+1)   # one byte more shows that it is longer
         reason = 'it is gone' if stored is None else f'damaged: its {len(stored):,} bytes do not match their checksum'
-        if stored is not None and len(stored)==n_bytes and zlib.crc32(stored)==crc:
+        if stored is not None and len(stored)==n_bytes and crc32(stored)==crc:
             try: return unpack(stored)
             except ValueError as e: reason = f'damaged: {e}'
         self.check_version(is_missing=True)

@@ -1,11 +1,11 @@
 """The names of the keys of a dataset, and how fixed-width values are packed into them
 
 Docs: page `store/redis_layout`"""
-import zlib
 from functools import cache
 
 import numpy as np
 from redis.crc import key_slot, REDIS_CLUSTER_HASH_SLOTS
+from zlib_ng.zlib_ng import crc32
 
 # --- Packed fields
 
@@ -64,7 +64,7 @@ class _KeyLayout:
     def packed(self, field, chunk)->str:
         "The key of the values of a fixed-width field, for the `1<<KEY_BITS` samples from `chunk<<KEY_BITS` on"
         starts = self.starts
-        return f'{starts[(zlib.crc32(field.encode())+chunk)%len(starts)]}:{field}#{chunk}'
+        return f'{starts[(crc32(field.encode())+chunk)%len(starts)]}:{field}#{chunk}'
 
 @cache
 def key_layout(

@@ -6,9 +6,10 @@ Docs: page `store/shard_check`"""
 # padding, and members that no sample uses. A dataset has more files than tars, and the cache contains copies.
 # `damaged_parts` reads all of it, part by part, and compares it with the checksums in the manifest.
 
-import os, zlib
+import os
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..core import CorruptSample, MissingSample, StoreError
 from .parts import PartRequest
@@ -107,8 +108,8 @@ def _check_shard(part, shard, has_copy):
     crc = unpacked_crc = received = 0
     try:
         for content in part.whole_shards.pieces(shard):
-            crc,received = zlib.crc32(content, crc),received+len(content)
-            for piece in unpack(content) if unpack else (): unpacked_crc = zlib.crc32(piece, unpacked_crc)
+            crc,received = crc32(content, crc),received+len(content)
+            for piece in unpack(content) if unpack else (): unpacked_crc = crc32(piece, unpacked_crc)
     except MissingSample as e:
         yield name,str(e)
         return
@@ -148,7 +149,7 @@ def _damage_of_values(part, shard, batch=256):
             places = table.starts[shard]+positions
             got, = read_shards([PartRequest(part, [field,f'{field}.crc'], places, places, slice(None))], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
-                difference = zlib.crc32(value)^expected
+                difference = crc32(value)^expected
                 if difference: change ^= moved(difference, int(table.size[shard])-end)
     return change
 
@@ -157,7 +158,7 @@ def _check_copy(part, shard, key, fd, expected):
 
     It is open as `fd`, its name there is `key`, and it is removed if it is damaged."""
     name,crc,size = part.file(shard),0,0
-    while content:=os.pread(fd, _PART_BYTES, size): crc,size = zlib.crc32(content, crc),size+len(content)
+    while content:=os.pread(fd, _PART_BYTES, size): crc,size = crc32(content, crc),size+len(content)
     if crc==expected and size==part.table.whole(shard): return
     removed = part.cache.drop(key, fd)
     then = 'it was removed there, and is fetched again' if removed else 'it cannot be removed there'

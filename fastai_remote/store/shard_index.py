@@ -6,6 +6,7 @@ from array import array
 from copy import copy
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.webdataset import number_extension
 from ..core import are_runs, CorruptSample, Manifest, parse_json, StoreError, unzipped, UnsupportedFormat
@@ -215,7 +216,7 @@ class SummingFile:
     def __init__(self, f): self.f,self.size,self.crc = f,0,0
     def write(self, b):
         self.f.write(b)
-        self.size,self.crc = self.size+len(b),zlib.crc32(b, self.crc)
+        self.size,self.crc = self.size+len(b),crc32(b, self.crc)
 
 def _is_checksum(name, fields): return name.endswith('.crc') and name.removesuffix('.crc') in fields
 

@@ -10,8 +10,10 @@ Docs: page `store/shard_indices`"""
 # A damaged copy in the cache is removed and fetched again, with a warning. `CorruptSample` is raised only if the index
 # is damaged where it is stored.
 
-import os, threading, warnings, zlib
+import os, threading, warnings
 from collections import OrderedDict
+
+from zlib_ng.zlib_ng import crc32
 
 from ..core import CorruptSample, MissingSample
 from .shard_index import INDEX_FOLDER, ShardIndex
@@ -137,7 +139,7 @@ class ShardIndices:
         which names the file and `where` it was read, and `UnsupportedFormat` for a newer format."""
         part,table = self.part,self.part.table
         file = f'{part.name}: {self.file(shard)}{where}'
-        if len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]:
+        if len(content)!=table.idx[shard] or crc32(content)!=table.icrc[shard]:
             about = f'the index of shard {table.name(shard)}, with labels and places of {part.samples(shard)}'
             size = f' (want {table.idx[shard]:,} bytes)' if len(content)!=table.idx[shard] else ''
             raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')

@@ -8,11 +8,12 @@ Docs: page `store/shards`"""
 __all__ = ['ShardReader']
 
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
-import os, re, zlib
+import os, re
 from collections import deque
 
 import numpy as np
 from fastcore.basics import patch
+from zlib_ng.zlib_ng import crc32
 
 from ..core import (
     CorruptSample, MAX_MANIFEST, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
@@ -410,7 +411,7 @@ def failures(self:ShardReader):
     what = f'{self.name}: {name}, which says what was left out'
     try: content = self.storage.read(f'{INDEX_FOLDER}/{name}')
     except FileNotFoundError: raise CorruptSample(f'{what}: it is not there; samples are not affected') from None
-    if expected>=0 and zlib.crc32(content)!=expected:
+    if expected>=0 and crc32(content)!=expected:
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')
     for line in content.splitlines():

@@ -8,13 +8,14 @@ Docs: page `store/tiered`"""
 __all__ = ['TieredReader']
 
 # %% ../../nbs/store/19_tiered.ipynb #2f2be098
-import hashlib, math, mmap, os, threading, warnings, weakref, zlib
+import hashlib, math, mmap, os, threading, warnings, weakref
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.util import Finalize
 
 import numpy as np
 from fastcore.basics import patch
+from zlib_ng.zlib_ng import crc32
 
 from ..clock import monotonic
 from ..core import crc32s, StoreError, StoreFull, StoreNotFound
@@ -316,7 +317,7 @@ def _check_copy(self:TieredReader, copy, n=64):
     if not there:
         raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, '
                          f'so that nobody can tell whether it is a copy of {self.name}: copy it again')
-    same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
+    same = sum(crc32(values[k])==checksums[k] for k in there)
     if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
 
 @patch(as_prop=True)
@@ -369,7 +370,7 @@ def _read_lacking(self:TieredReader, numbers, places, fields, lacking, keys, che
         for at,value in zip((k*n+places).tolist(), new[f]):
             if not lacking[at]: continue
             values[at] = value
-            if value is not None and zlib.crc32(value)==checksums[at]: queued.append((keys[at], value))
+            if value is not None and crc32(value)==checksums[at]: queued.append((keys[at], value))
     self._redis.put(queued)
 
 @patch
@@ -410,7 +411,7 @@ def _check_kept(self:TieredReader, field, numbers):
     values = self._redis.values(keys)
     try: checksums = self.store.read_values(numbers, [f'{field}.crc'])[f'{field}.crc'].tolist()
     except StoreError: return   # an index is damaged, and has been reported
-    damaged = [k for k,(value,crc) in enumerate(zip(values, checksums)) if value is not None and zlib.crc32(value)!=crc]
+    damaged = [k for k,(value,crc) in enumerate(zip(values, checksums)) if value is not None and crc32(value)!=crc]
     for k in damaged:
         yield keys[k],(f'{self.name}: {keys[k]} in Redis: its {len(values[k]):,} bytes do not match their checksum; '
                        'it is read from the shards again')

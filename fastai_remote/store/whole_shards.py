@@ -12,9 +12,11 @@ Docs: page `store/whole_shards`"""
 # A shard that arrives damaged is fetched once more. If it stays damaged, its samples are read one by one, and those
 # that are intact are used. A copy in the cache that turns out to be damaged is removed and fetched again, once.
 
-import os, threading, warnings, zlib
+import os, threading, warnings
 from collections import OrderedDict
 from functools import partial
+
+from zlib_ng.zlib_ng import crc32
 
 from ..clock import wait
 from ..core import CorruptSample
@@ -224,7 +226,7 @@ class WholeShards:
             unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
             crc,received,left = 0,0,table.whole(shard)
             for content in self.pieces(shard):
-                crc,received = zlib.crc32(content, crc),received+len(content)
+                crc,received = crc32(content, crc),received+len(content)
                 for piece in unpack(content):
                     left -= len(piece)
                     if left<0: break   # more than `file` has a place for

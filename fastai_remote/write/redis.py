@@ -6,11 +6,12 @@ Docs: page `write/redis`"""
 # write values under numbers that were assigned beforehand. There is no manifest, `NAME:meta`, until the commit, so no
 # reader sees an unfinished dataset. What an unfinished ingest keeps in the server is described in `write.redis_state`.
 
-import uuid, zlib
+import uuid
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..core import Manifest, seal, StoreError
 from ..store.base import Store
@@ -210,7 +211,7 @@ class RedisWriter(Writer):
         self._encode_labels(manifest, gaps, run)
         if not gaps: return self.publish([NewPart(manifest)], {}, run)
         stored = gaps.to_bytes()
-        manifest.gaps = dict(places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
+        manifest.gaps = dict(places=gaps.n_places, runs=len(gaps), crc=crc32(stored))
         return self.publish([NewPart(manifest)], {self.layout.gaps:stored}, run)
 
     def _encode_labels(self, manifest, gaps, run):

@@ -5,11 +5,11 @@ Docs: page `write/revision`"""
 # A new version of a dataset shares what has not changed with the version before. How it is stored differs between Redis
 # and shards; what is common to both is here.
 
-import zlib
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.numbers import LabelCodes
 from ..codec.stats import joined_summary
@@ -239,7 +239,7 @@ class NewVersion:
             columns[field] = next((k for k,other in enumerate(tables) if other is table), len(tables))
             if columns[field]==len(tables): tables.append(table)
         stored = pack_tables(tables)
-        return {'key':key, 'lengths':list(map(len, tables)), 'crc':zlib.crc32(stored), 'columns':columns},stored
+        return {'key':key, 'lengths':list(map(len, tables)), 'crc':crc32(stored), 'columns':columns},stored
 
 def check_fields(
     store:Store, # The version that is there

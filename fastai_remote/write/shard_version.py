@@ -7,9 +7,8 @@ Docs: page `write/shard_version`"""
 # The tables that say so have the generation in their names, so the version before stays complete until the manifest is
 # replaced. (Decision notes 0027 and 0038.)
 
-import zlib
-
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.numbers import code_dtype, narrow
 from ..core import CorruptSample, MissingSample
@@ -83,7 +82,7 @@ class ShardVersion(NewVersion):
             if len(gaps)>MAX_RUNS: raise TooManyRuns(len(gaps), MAX_RUNS)
             key,stored = f'.gaps-{manifest.generation}',gaps.to_bytes()
             files[key] = stored
-            manifest.gaps = dict(key=key, places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
+            manifest.gaps = dict(key=key, places=gaps.n_places, runs=len(gaps), crc=crc32(stored))
             manifest.n = gaps.n
         for field,n in self.counts.items():
             spec = manifest.fields.get(field)

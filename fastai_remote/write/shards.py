@@ -7,12 +7,13 @@ Docs: page `write/shards`"""
 # chunk that is done. Each of these files ends with a checksum. A chunk whose record is damaged counts as not written,
 # and is written again. A damaged plan is an error, whose message says how to drop the ingest.
 
-import json, re, sys, zlib
+import json, re, sys
 from array import array
 from contextlib import ExitStack, suppress
 from functools import partial
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from ..codec.webdataset import check_members
 from ..core import seal, unseal
@@ -213,7 +214,7 @@ class ShardWriter(Writer):
                 shard.close()
                 index = shard.columns.pack(shard.crc)
                 self.hidden.write(index_name(self.shard_name), index)   # first: a shard with an index is one of ours
-        self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, zlib.crc32(index),
+        self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, crc32(index),
                             0])
 
     def _is_recorded(self, chunk):
