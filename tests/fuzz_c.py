@@ -91,7 +91,7 @@ def of_pixels(r):
     "Arguments of `_pixels.read`"
     width,height,channels = r.randint(1, 60),r.randint(1, 60),r.choice([1,3])
     how,n = plan(r, width, height)
-    data = r.bytes_array(width*height*channels-(r.randint(0, 5) if r.one_in(20) else 0))
+    data = r.bytes_array(max(0, width*height*channels-(r.randint(0, 5) if r.one_in(20) else 0)))
     args = [width, channels, *how]
     if r.one_in(2): args = hostile(r, args)
     return 'read',[data],n*channels+(r.randint(-2, 2) if r.one_in(20) else 0),args
@@ -174,6 +174,17 @@ def of_floats(r):
     if r.one_in(10): std = std[:-1]
     return 'floats',[data],n,[*args, mean, std]
 
+def of_rows(r):
+    "Arguments of `_pixels.unfilter`"
+    width,height,pixel = r.randint(1, 90),r.randint(0, 6),r.choice([1, 1, 3])
+    width = max(width, pixel)
+    rows = r.bytes_array(height*(width+1))
+    for k in range(height): rows[k*(width+1)] = r.randrange(5) if not r.one_in(100) else r.randrange(256)
+    n = width*height+(r.randint(-2, 2) if r.one_in(20) else 0)
+    args = hostile(r, [width, pixel]) if r.one_in(3) else [width, pixel]
+    if r.one_in(10): args[0] = r.choice([2**62, 2**63-1, -2**63, width+1])
+    return 'unfilter',[rows],n,args
+
 def outcome(module, name, sources, n, args):
     "What a call gives: its bytes, or the type of its error"
     out = np.full(max(n, 0), 0xAB, np.uint8)
@@ -185,13 +196,14 @@ def fuzz(folder, inputs, seed):
     "Compare both builds on `inputs` inputs"
     modules = {kind:{name:load(f'_{name}', folder/kind/f'_{name}.so') for name in ('pixels','jpeg')}
         for kind in ('vectors','plain')}
-    kinds = [('pixels',of_pixels), ('jpeg',of_jpeg), ('pixels',of_drawings), ('pixels',of_floats)]
+    kinds = [('pixels',of_pixels), ('jpeg',of_jpeg), ('pixels',of_drawings), ('pixels',of_floats),
+        ('pixels',of_rows)]
     tally,t = {},time.monotonic()
     # Written before each call: after a crash it says what was given.
     at = open(folder/'last', 'w')
     for i in range(inputs):
         r = Chance(seed<<32|i)
-        name,make = kinds[i%4]
+        name,make = kinds[i%len(kinds)]
         args = make(r)
         at.seek(0)
         at.write(f'input {i} of seed {seed}: {make.__name__}'.ljust(80))

@@ -8,22 +8,20 @@ Docs: page `load/whole`"""
 # values at once. This module makes them: the same tensors as stock fastai, bit for bit and type for type. What it
 # cannot make, or finds damaged, is made item by item, which also raises the right error.
 
-import struct
 from functools import partial
 
 import numpy as np
 import torch
-from PIL import Image
 from fastai.data.core import Datasets, TfmdLists
 from fastai.data.transforms import CategoryMap, RegressionSetup, ToTensor
 from fastai.torch_core import TensorCategory
 from fastai.vision.core import PILMask
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
-from zlib_ng.zlib_ng import crc32
 
 from ..codec.arrays import NpyCodec, NpyImageCodec, NpzCodec, NpzImageCodec
 from ..codec.images import ImageCodec
+from ..codec.png import png_pixels
 from ..codec.raster import Rasterise
 from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
 from .fetch_transform import Fetch
@@ -33,9 +31,8 @@ from .stages import stage
 
 # --- Images
 
-# A PNG with eight bits per channel and nothing but pixels can go directly to Pillow's decoder, which takes 17 µs for a
-# digit instead of 30 µs: no plugin is searched for, and no chunk is read in Python. Other PNGs, JPEGs and other formats
-# go through `open_image`, as they do item by item.
+# Plain PNGs are decoded by `png_pixels`. Other PNGs, JPEGs and other formats go through `open_image`, as they do item
+# by item.
 
 _array_codecs = NpyCodec,NpzCodec,NpyImageCodec,NpzImageCodec   # what they decode is the pixels of their picture
 
@@ -52,25 +49,6 @@ class _TensorMaker:
 
         `None`, or any exception, says that the items have to be made one by one."""
         raise NotImplementedError
-
-_png_start = b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
-
-def _plain_png(content):
-    """`((width, height), mode, compressed pixels)` of `content`, the bytes of a PNG file; `mode` is `L` or `RGB`
-
-    `None` unless it has 8 bits per channel, is not interlaced, and has no chunks but header, pixels and end. `None`
-    also for an image of more than `Image.MAX_IMAGE_PIXELS`."""
-    if content[:16]!=_png_start or content[37:41]!=b'IDAT': return
-    width,height,bits,colour,_,filters,is_interlaced,checksum = struct.unpack_from('>IIBBBBBI', content, 16)
-    if bits!=8 or colour not in (0,2) or is_interlaced: return
-    if filters or crc32(content[12:29])!=checksum: return   # Pillow cannot identify such a file
-    start,parts = 33,[]   # after the header; a chunk is its length, its type, its data and a checksum
-    while content[start+4:start+8]==b'IDAT':
-        length = int.from_bytes(content[start:start+4], 'big')
-        parts.append(content[start+8:start+8+length])
-        start += length+12
-    if content[start+4:start+8]!=b'IEND' or not 0<width*height<=(Image.MAX_IMAGE_PIXELS or 1<<62): return
-    return (width,height),'L' if colour==0 else 'RGB',b''.join(parts)
 
 def _pixels(image):
     "Pixels of a Pillow image, which may be an `EncodedImage`: shape (height, width) or (height, width, channels)"
@@ -189,10 +167,8 @@ class _ImageMaker(_TensorMaker):
     def _array(self, value):
         "Pixels of one stored value, a `uint8` array of shape (height, width) or (height, width, channels)"
         if isinstance(self.codec, ImageCodec):
-            png = _plain_png(value)
-            if png is None or png[1]=='RGB' and self.channels==1: return _pixels(open_image(value, self.cls))
-            size,mode,data = png
-            return np.asarray(Image.frombytes(mode, size, data, 'zip', mode, 0))
+            pixels = png_pixels(value, self.channels)
+            return _pixels(open_image(value, self.cls)) if pixels is None else pixels
         array = self.codec.array(value)
         if array is None and type(self.codec) in _array_codecs: array = self.codec.from_bytes(value)
         if array is not None and self._fits(array): return array

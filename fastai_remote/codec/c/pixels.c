@@ -470,12 +470,67 @@ static PyObject *floats(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+// What PNG's filter 4 predicts: the one of its neighbours that is nearest to their sum.
+static inline u8 paeth(int left, int above, int corner) {
+    int from_left = abs(above - corner), from_above = abs(left - corner), from_corner = abs(left + above - 2 * corner);
+    if (from_left <= from_above && from_left <= from_corner) return (u8)left;
+    return (u8)(from_above <= from_corner ? above : corner);
+}
+
+// One row of a PNG; `above` is the row before, or zeros. Returns whether there is such a filter.
+static int unfilter_row(u8 filter, const u8 *bytes, u8 *row, const u8 *above, Py_ssize_t n, Py_ssize_t pixel) {
+    if (filter > 4) return 0;
+    for (Py_ssize_t i = 0; i < pixel; i++) {   // The first pixel has none to its left
+        u8 predicted = filter == 2 || filter == 4 ? above[i] : filter == 3 ? above[i] / 2 : 0;
+        row[i] = (u8)(bytes[i] + predicted);
+    }
+    if (filter == 0) memcpy(row, bytes, n);
+    else if (filter == 1)
+        for (Py_ssize_t i = pixel; i < n; i++) row[i] = (u8)(bytes[i] + row[i - pixel]);
+    else if (filter == 2)
+        for (Py_ssize_t i = pixel; i < n; i++) row[i] = (u8)(bytes[i] + above[i]);
+    else if (filter == 3)
+        for (Py_ssize_t i = pixel; i < n; i++) row[i] = (u8)(bytes[i] + (row[i - pixel] + above[i]) / 2);
+    else
+        for (Py_ssize_t i = pixel; i < n; i++)
+            row[i] = (u8)(bytes[i] + paeth(row[i - pixel], above[i], above[i - pixel]));
+    return 1;
+}
+
+// unfilter(rows, out, width, pixel): see the table of methods at the end.
+static PyObject *unfilter(PyObject *self, PyObject *args) {
+    Py_buffer rows, out;
+    Py_ssize_t width, pixel;
+    if (!PyArg_ParseTuple(args, "y*w*nn", &rows, &out, &width, &pixel)) return NULL;
+    int ok = pixel > 0 && width >= pixel && width <= out.len && out.len % width == 0;
+    ok = ok && rows.len - out.len == out.len / width;
+    u8 *zeros = ok ? calloc(width, 1) : NULL;
+    ok = ok && zeros;
+    const u8 *above = zeros;
+    for (Py_ssize_t k = 0; ok && k < out.len / width; k++) {
+        const u8 *bytes = (const u8 *)rows.buf + k * (width + 1);
+        u8 *row = (u8 *)out.buf + k * width;
+        ok = unfilter_row(bytes[0], bytes + 1, row, above, width, pixel);
+        above = row;
+    }
+    free(zeros);
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&out);
+    if (ok) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "unfilter: these are no rows of a PNG of this size");
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
     {"floats", floats, METH_VARARGS,
      "floats(pixels, out, plane, shared, div, mean, std)\n\n"
      "Write `(pixel/div-mean)/std` to the buffer `out` for each of the bytes `pixels`, as 32-bit floats. `mean` and\n"
      "`std` have a float for each channel. The bytes are planes of `plane` bytes: one for each channel of an image,\n"
      "or one for all of them if `shared`. Raises `ValueError`."},
+    {"unfilter", unfilter, METH_VARARGS,
+     "unfilter(rows, out, width, pixel)\n\n"
+     "Write the pixels of a PNG to the buffer `out`, `width` bytes for each row. `rows` has one byte more for each\n"
+     "row, the number of its filter, and `pixel` is the number of bytes of a pixel. Raises `ValueError`."},
     {"read", read_region, METH_VARARGS,
      "read(pixels, out, width, channels, region, crop, size, bicubic, window, orientation, columns_first)\n\n"
      "Resize `crop` of `region` of an array of shape (height, width, channels) to `size`, cut out `window`, transpose\n"
