@@ -126,12 +126,12 @@ def test_examples_of_the_guide_run_and_their_outputs_are_recorded(results_of_the
             assert bool(output['figures'])==any(name in code for name in ('show_','.show(')), code
 
 @pytest.mark.slow
-@pytest.mark.parametrize('package', ['litdata','streaming'])
+@pytest.mark.parametrize('package', ['litdata','streaming','ffcv'])
 def test_examples_of_others_run_where_they_are_installed(package, tmp_path):
     pytest.importorskip(package, reason=f'{package} is not installed')
     file = root/'nbs/guide/coming_from.md'
     theirs = re.findall(r'(?ms)^```py\n(.*?)^```', file.read_text(encoding='utf-8'))
-    code, = [code for code in theirs if f'import {package}\n' in code]
+    code, = [code for code in theirs if re.search(rf'^(import|from) {package}\b', code, re.M)]
     (tmp_path/'script.py').write_text(f'{guide.examples(file)[0]}\n{code}')
     subprocess.run([sys.executable, '-W', 'ignore', 'script.py'], cwd=tmp_path, check=True)
     assert len(list(tmp_path.glob('from_*/*.tar')))>=1
