@@ -101,7 +101,7 @@ CROP = dict(item_tfms=[RandomResizedCrop(SIZE),FlipItem()])
 
 # For photographs and strokes, this package runs with its best settings: as many threads as others have processes.
 OURS = dict(num_workers=0, threads=WORKERS)
-# With processes, as stock fastai has them. This is best for PNGs and digits, where most of the work is Python code.
+# With processes, as stock fastai has them, for small pictures, where much of the work is Python code.
 FORKED = dict(num_workers=WORKERS, threads=0)
 ALONE = dict(num_workers=0, threads=0)
 
@@ -293,9 +293,10 @@ DRAWINGS = {
     STOCK1:(None,partial(stock, images='drawings', **BW)),
     FORUM:(None,partial(forum, dataset='drawings-npz'))}
 
-ARRAYS,ARRAYS2 = 'ours, arrays','ours, arrays, in process'
+ARRAYS,ARRAYS2,PNG2 = 'ours, arrays','ours, arrays, in process','ours, PNG, in process'
 DIGITS = {
     PNG:(None,partial(ours_redis, dataset='digits', **FORKED)),
+    PNG2:(None,partial(ours_redis, dataset='digits', **ALONE)),
     ARRAYS:(None,partial(ours_redis, dataset='digits-arrays', **FORKED)),
     ARRAYS2:(None,partial(ours_redis, dataset='digits-arrays', **ALONE)),
     STOCK:(None,partial(stock, images='digits')),

@@ -54,8 +54,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from contenders import (ARRAYS, At, BS, DIGITS, DRAWINGS, FFCV, FORUM, LIMIT, PHOTOS, PIXELS, PNG, RAW, REDIS, SHARDS,
-                        SIZE, SMALL, STOCK, STOCK1, STROKES, STROKES1, WORKERS, finish, lacks)
+from contenders import (ARRAYS, At, BS, DIGITS, DRAWINGS, FFCV, FORUM, LIMIT, PHOTOS, PIXELS, PNG, PNG2, RAW, REDIS,
+                        SHARDS, SIZE, SMALL, STOCK, STOCK1, STROKES, STROKES1, WORKERS, finish, lacks)
 from fastai_remote import RedisStore, RemoteDataset, redis_server
 from fastai_remote.core import size_str
 from formats import write_digits, write_drawings, write_photos, write_raw
@@ -371,8 +371,8 @@ TARGETS = [
     ('photographs', REDIS, LIMIT, .9), ('photographs', SMALL, REDIS, 2.), ('photographs', PIXELS, RAW, .7),
     ('drawings', STROKES, FORUM, 10.), ('drawings', STROKES1, FORUM, 10.), ('drawings', STROKES, STOCK, 5.),
     ('drawings', STROKES1, STOCK1, 5.), ('drawings', PNG, STOCK, 2.5),
-    ('digits', PNG, FORUM, 10.), ('digits', PNG, STOCK, 6.), ('digits', ARRAYS, FORUM, 10.),
-    ('digits', ARRAYS, STOCK, 5.),
+    ('digits', PNG, FORUM, 10.), ('digits', PNG, STOCK, 6.), ('digits', PNG2, FORUM, 10.), ('digits', PNG2, STOCK, 6.),
+    ('digits', ARRAYS, FORUM, 10.), ('digits', ARRAYS, STOCK, 5.),
     ('values', MANY, SOCKET, .8), ('values', PASS, SOCKET, .75), ('values', PASS2, SOCKET, .5)]
 
 def targets(ratios):
