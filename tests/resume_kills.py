@@ -3,8 +3,8 @@
 make resume                                   30 of them, from Redis and from shards
 python tests/resume_kills.py --kills 100 --seed 7
 
-Each signal comes from outside, at a random moment after a random batch. When a training has ended, it is compared with
-the same one that nothing stopped: batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and
+Each signal comes from outside, at a random moment after a random batch. The states are files, and objects of an S3
+server in every other training. When a training has ended, it is compared with the same one that nothing stopped: batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and
 predictions are the same bits. A line per signal says how far the training was.
 """
 import argparse, json, os, random, signal, sys, tempfile, time, traceback, warnings
@@ -18,6 +18,7 @@ from PIL import Image
 
 from fastai_remote import redis_server, RedisStore, Resume, ShardStore, to_redis, to_shards
 from resume_trainings import BatchLog, learner, LogFile, merged, train
+from s3servers import moto_server
 
 N,EPOCHS,BATCHES = 200,3,20   # samples, 160 of them for training; batches of an epoch
 OPTIONS = ['mixup jitter csv save', 'fine_tune train_metrics csv', 'accumulate balance csv', 'lr_find plateau flat csv']
@@ -27,8 +28,8 @@ def sample(i):
     Image.fromarray(np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)).save(content, 'JPEG')
     return {'jpg':content.getvalue(), 'cls':f'c{i%4}', 'id':i}
 
-def start(url, folder, options, workers):
-    "The number of a new process, in a group of its own, that trains"
+def start(url, folder, options, workers, s3=None):
+    "The number of a new process, in a group of its own, that trains; its state is in a file, or on the server `s3`"
     pid = os.fork()
     if pid: return pid
     code = 1
@@ -38,7 +39,9 @@ def start(url, folder, options, workers):
         for number in 1,2: os.dup2(out, number)
         store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
         log = BatchLog(LogFile(folder/'lines.txt'))
-        learn = learner(store, folder, options, None, Resume(folder/'run.ckpt', every=3), log, num_workers=workers)
+        place = folder if s3 is None else f's3://{s3.bucket}/{folder.name}'
+        resume = Resume(f'{place}/run.ckpt', every=3, storage_options=s3 and s3.options)
+        learn = learner(store, folder, options, None, resume, log, num_workers=workers)
         (folder/'result.json').write_text(json.dumps(train(learn, options, EPOCHS)))
         code = 0
     except SystemExit as e: code = e.code
@@ -72,12 +75,12 @@ def stop_somewhere(rng, pid, folder, number):
 
 def read_lines_of(folder): return [json.loads(line) for line in (folder/'lines.txt').read_text().split('\n')[:-1]]
 
-def stopped_training(rng, url, folder, options, kills):
+def stopped_training(rng, url, folder, options, kills, s3):
     "Train with `kills` signals; returns how many came in the middle of an epoch"
     in_epoch = 0
     for _ in range(kills):
         number,workers = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]),rng.choice([0,1,2,3])
-        pid = start(url, folder, options, workers)
+        pid = start(url, folder, options, workers, s3)
         place = stop_somewhere(rng, pid, folder, number)
         if place is None:
             assert ended(pid)==0, (folder/'output.txt').read_text()[-3000:]
@@ -89,7 +92,7 @@ def stopped_training(rng, url, folder, options, kills):
               f'{"batch" if training else "validation batch"} {k+1}; exit code {code}', flush=True)
         wanted = {signal.SIGKILL:-9, signal.SIGTERM:143, signal.SIGINT:130}[number]
         assert code==wanted, (folder/'output.txt').read_text()[-3000:]
-    code = ended(start(url, folder, options, rng.choice([0,1,2,3])))
+    code = ended(start(url, folder, options, rng.choice([0,1,2,3]), s3))
     assert code==0, (folder/'output.txt').read_text()[-3000:]
     return in_epoch
 
@@ -110,18 +113,19 @@ def main():
     torch.set_num_threads(1)
     rng,in_epoch,n = random.Random(args.seed),0,0
     print(f'seed {args.seed}')
-    with tempfile.TemporaryDirectory() as tmp, redis_server() as server:
+    with tempfile.TemporaryDirectory() as tmp, redis_server() as server, moto_server() as s3_server:
         tmp = Path(tmp)
         to_redis(list(range(N)), server.url, 'd', sample, num_workers=1, progress=False)
         to_shards(list(range(N)), tmp/'shards', sample, chunk=20, maxcount=20, num_workers=1, progress=False)
         while n<args.kills:
             options,kills = OPTIONS[n//5%len(OPTIONS)],min(5, args.kills-n)
             url = server.url if n//5%2 else str(tmp/'shards')
-            print(f'{options}, from {"Redis" if n//5%2 else "shards"}')
+            s3 = s3_server if n//5%4 in (1,2) else None
+            print(f'{options}, from {"Redis" if n//5%2 else "shards"}, to {"S3" if s3 else "a file"}')
             a,b = tmp/f'a{n}',tmp/f'b{n}'
             for folder in a,b: folder.mkdir()
             assert ended(start(url, a, options, 1))==0, (a/'output.txt').read_text()[-3000:]
-            in_epoch += stopped_training(rng, url, b, options, kills)
+            in_epoch += stopped_training(rng, url, b, options, kills, s3)
             compare(a, b)
             n += kills
     print(f'{n} signals, {in_epoch} of them in the middle of an epoch: all trainings are the same bits')

@@ -316,6 +316,39 @@ def test_a_damaged_file_is_not_used(stores, half):
     with pytest.raises(StoreError, match='run.ckpt .* and run.ckpt.before .*: damaged; remove'):
         CheckpointFile(half/'run.ckpt').read()
 
+@pytest.mark.parametrize('url', ['{}/run.ckpt', 'memory://{}/run.ckpt'])
+def test_a_damaged_file_does_not_replace_the_one_that_is_used(url, tmp_path, monkeypatch):
+    "If the training is killed while it saves, that one is still there"
+    file = CheckpointFile(url.format(tmp_path))
+    for n in 1,2: file.write(dict(n=n))
+    file.storage.write('run.ckpt', b'damaged')
+    again = CheckpointFile(url.format(tmp_path))
+    def read():
+        with pytest.warns(UserWarning, match='damaged'): return again.read()
+    assert read()==dict(n=1)
+    def interrupted(state, file): raise KeyboardInterrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(torch, 'save', interrupted)
+        again.write(dict(n=3))
+    assert read()==dict(n=1)
+    again.write(dict(n=4))
+    assert again.read()==dict(n=4) and CheckpointFile(url.format(f'{tmp_path}')+'.before').read()==dict(n=1)
+    again.write(dict(n=5))
+    assert CheckpointFile(url.format(f'{tmp_path}')+'.before').read()==dict(n=4)
+
+def test_a_killed_training_leaves_no_part_of_a_file(tmp_path):
+    def killed():
+        torch.save = lambda state, file: file.write(bytes(100)) and file.flush() or os.kill(os.getpid(), signal.SIGKILL)
+        CheckpointFile(tmp_path/'run.ckpt').write({})
+    process = multiprocessing.get_context('fork').Process(target=killed)
+    process.start()
+    process.join()
+    (tmp_path/'run.ckpt.json').touch()   # of somebody else, and without a number
+    (tmp_path/'run.ckpt.more.part').touch()
+    assert len(os.listdir(tmp_path))==3
+    CheckpointFile(tmp_path/'run.ckpt').write({})
+    assert sorted(os.listdir(tmp_path))==['run.ckpt', 'run.ckpt.json', 'run.ckpt.more.part']
+
 def test_a_checkpoint_is_plain_data_at_any_url(half):
     state = torch.load(half/'run.ckpt', weights_only=True)
     assert state['fit']==state['epoch']==0 and state['iter']==3

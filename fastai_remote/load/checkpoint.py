@@ -6,7 +6,7 @@ Docs: page `load/checkpoint`"""
 # is kept, because a disk or an upload can damage the latest. The members of a zip file, which torch writes, have
 # checksums.
 
-import inspect, io, os, warnings, zipfile, zlib
+import inspect, io, os, re, warnings, zipfile, zlib
 
 import numpy as np
 import torch
@@ -94,20 +94,30 @@ class CheckpointFile:
         folder,slash,self.name = os.fspath(url).rpartition('/')
         if not self.name: raise ValueError(f'{url}: a checkpoint is a file, and this is a folder')
         self.storage = Storage(folder+(slash if not folder else '') or '.', storage_options=storage_options)
+        self.is_damaged = False # Is the latest state, so that the one before must stay?
 
     def write(self,
         state:dict # Plain data
     ):
         "Replace the latest state, which becomes the one before; a reader sees the old or the new one"
         storage,before = self.storage,f'{self.name}.before'
+        self._remove_abandoned()
         try:
-            if storage.local: os.replace(storage.path(self.name), storage.path(before))
+            if self.is_damaged: pass
+            elif storage.local: os.replace(storage.path(self.name), storage.path(before))
             else: storage.call(lambda fs: fs.copy(storage.path(self.name), storage.path(before)))
         except FileNotFoundError: pass
         with storage.create(self.name) as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        self.is_damaged = False
+
+    def _remove_abandoned(self):
+        "Remove what a process left that was killed while it saved; on a disk, it may be as large as a model"
+        if not self.storage.local: return
+        pattern = re.compile(re.escape(self.name)+r'\.\d+\.part')
+        self.storage.remove([name for name in self.storage.names() if pattern.fullmatch(name)])
 
     def read(self)->dict:
         """The latest state; `None` if there is none. If it is damaged: the one before, with a warning
@@ -121,6 +131,7 @@ class CheckpointFile:
             except (zipfile.BadZipFile, zlib.error, RuntimeError, ValueError, EOFError, OSError) as e:
                 damaged.append(f'{name} ({e})')
                 continue
+            self.is_damaged = bool(damaged)
             if damaged: warnings.warn(f'{damaged[0]} is damaged: the training goes on from {name}, which was saved '
                                       'before', stacklevel=2)
             return state
