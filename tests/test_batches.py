@@ -101,11 +101,12 @@ def test_a_function_of_an_unknown_version_turns_off_what_needs_it(store, monkeyp
 TFMS = [[], [RandomResizedCrop(16), FlipItem()], [Resize(16), DihedralItem()], [Resize((12, 18), method='squish')],
     [RandomCrop(14)], [CropPad(9), FlipItem(1.)]]
 
-@pytest.mark.parametrize('cls', [PILImage, PILImageBW])
-@pytest.mark.parametrize('x', 'a.png g.png a.jpg a.npyimg c.npyimg b.npzimg d.strokes'.split())
-def test_batches_are_built_at_once(store, made, x, cls):
+@pytest.mark.parametrize('k,x', enumerate('a.png g.png a.jpg a.npyimg c.npyimg b.npzimg d.strokes'.split()))
+def test_batches_are_built_at_once(store, made, k, x):
+    "Of each field with each transform, as images in colour and as grey ones by turns"
     draw = Rasterise(32) if x=='d.strokes' else None
-    for tfms in TFMS:
+    for j,tfms in enumerate(TFMS, k):
+        cls = (PILImage, PILImageBW)[j%2]
         dls = loaders(store, x, ['cls', 'age.f4', 'k.i8', 'w.f8'], img_cls=cls, draw=draw, item_tfms=tfms)
         for dl in dls: list(dl)
     assert made==[True]*(5+2)*len(TFMS)
@@ -441,9 +442,9 @@ def test_a_dataset_never_shows_the_stand_in_of_a_batch(on_bad, tfms):
     for batch in dls.train: check()
     check()
 
-@paths
-@if_bad
-@pytest.mark.parametrize('damage', ['missing', 'cut'])
+@pytest.mark.parametrize('damage,on_bad,tfms', [
+    ('missing', 'replace', None), ('cut', 'skip', None), ('missing', 'skip', own_transform()),
+    ('cut', 'replace', own_transform())])
 def test_the_first_sample_may_be_bad(damage, on_bad, tfms):
     "In training, in validation and in both; for a regression, too, whose block looks at the first target"
     def lossy(*bad): return Lossy(*bad) if damage=='missing' else Lossy(cut=bad)

@@ -15,12 +15,16 @@ def written(source, folder, fn, **kwargs):
 
 def describe(o): return {'txt':f'{type(o).__name__} {o}', 'a.i8':len(str(o))}
 
-@pytest.mark.parametrize('kind', [list, L, tuple, np.array, pd.Series, lambda paths: {'train':paths, 'valid':paths}])
-@pytest.mark.parametrize('names', [['a/1.jpg','a/2.png'], ['x.csv','y.csv'], ['x.parquet'], ['no path','1.jpg']])
-def test_texts_that_name_files_are_texts(tmp_path, kind, names):
-    store = written(kind(names), tmp_path/'d', describe)
-    texts = store.get_many(range(len(names)), 'txt', decode=True)['txt']
-    assert [text.split(' ', 1)[1] for text in texts]==names and all(text.startswith('str') for text in texts)
+def test_texts_that_name_files_are_texts(tmp_path):
+    "Lists of each kind, and of each kind of name"
+    def splits(paths): return {'train':paths, 'valid':paths}
+    pictures = ['a/1.jpg','a/2.png']
+    cases = [*((kind, pictures) for kind in (list, L, tuple, np.array, pd.Series, splits)),
+             (L, ['x.csv','y.csv']), (list, ['x.csv','y.csv']), (np.array, ['x.parquet']), (list, ['no path','1.jpg'])]
+    for k,(kind,names) in enumerate(cases):
+        store = written(kind(names), tmp_path/f'{k}', describe)
+        texts = store.get_many(range(len(names)), 'txt', decode=True)['txt']
+        assert [text.split(' ', 1)[1] for text in texts]==names and all(text.startswith('str') for text in texts), k
 
 def test_paths_of_images_are_paths(images, tmp_path):
     from fastai.data.transforms import get_image_files
