@@ -10,6 +10,7 @@ import webdataset as wds
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings, strategies as st
+from joblib import parallel_config
 
 from crashes import dies_at
 from fastai_remote import (
@@ -38,6 +39,11 @@ def see(folder, tars=None):
 def interrupt_index(folder, n=99, **kwargs):
     "Indexes `n` tars, or all, and is interrupted before the commit"
     with pytest.raises(KeyboardInterrupt): index(folder, progress=interrupted_after(n), **kwargs)
+
+@pytest.fixture
+def forks():
+    "Workers are forks of this process, which start at once"
+    with parallel_config('multiprocessing'): yield
 
 # --- files of others are not changed
 
@@ -421,7 +427,7 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     assert len(index(d, overwrite=True)[0])==len(store)-10+2
 
 @pytest.mark.parametrize('extension,num_workers', [('tar',1),('tar.gz',2)])
-def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, extension, num_workers):
+def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, forks, extension, num_workers):
     "though the tar is as long as it was; a copy, whose time is another, is none"
     d,name = tmp_path/'w',f'a.{extension}'
     def write(labels):
@@ -439,15 +445,15 @@ def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, exten
             index(d, num_workers=num_workers)
     assert ShardStore(d).vocab==[1,2] and index(d, overwrite=True, num_workers=num_workers)[0].vocab==[1,3,5]
 
-@pytest.mark.parametrize('changed,size', [(1,5), (120,5), (120,20_000)])
-def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_path, changed, size):
+def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_path):
     "Whichever it is; `abandon` makes the index begin anew"
-    d = tmp_path/'w'
-    for i in range(130): tar(d/f'{i:03}.tar', [('0.txt', b'a'*5)])
-    interrupt_index(d, 125)
-    os.utime(tar(d/f'{changed:03}.tar', [('0.txt', b'n'*size)]), (1,1))
-    message = f'{changed:03}.tar has changed' if size==5 else 'unfinished ingest from another source'
-    with pytest.raises(StoreExists, match=message): index(d)
+    for i in range(130): tar(tmp_path/f'w/{i:03}.tar', [('0.txt', b'a'*5)])
+    interrupt_index(tmp_path/'w', 125)
+    for changed,size in (1,5), (120,5), (120,20_000):
+        d = shutil.copytree(tmp_path/'w', tmp_path/f'{changed} {size}')   # with its times
+        os.utime(tar(d/f'{changed:03}.tar', [('0.txt', b'n'*size)]), (1,1))
+        message = f'{changed:03}.tar has changed' if size==5 else 'unfinished ingest from another source'
+        with pytest.raises(StoreExists, match=message): index(d)
     ShardStore.abandon(d)
     assert texts(index(d)[0])[changed]=='n'*size
 

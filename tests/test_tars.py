@@ -138,7 +138,7 @@ def both(path): return read_as_stream(path),read_by_index(path.parent)
 @pytest.mark.parametrize('name', UNUSUAL)
 def test_both_readers_agree_on_unusual_tars(tmp_path, name):
     data,numbers,fails = UNUSUAL[name]
-    for extension in EXTENSIONS:
+    for extension in 'tar',('tar.gz','tgz')[list(UNUSUAL).index(name)%2]:
         for samples,failures in both(write(tmp_path/extension, extension, data)):
             assert samples==expected(*numbers)
             assert bool(failures)==fails, failures
