@@ -13,8 +13,8 @@ from fastai.vision.data import ImageDataLoaders
 from fastcore.foundation import L
 from PIL import Image
 
-from fastai_remote import array_samples, csv_samples, image_samples, table_samples
-from inputs import column, in_memory, stored, write_csv
+from fastai_remote import array_samples, hf_samples, image_samples, table_samples
+from inputs import column, in_memory, stored
 
 # --- a column of `Path` objects, as `get_image_files` returns them
 
@@ -68,22 +68,23 @@ class Items:
 
 def frame(labels): return pd.DataFrame({'n.i8':[1,2], 'tags':pd.Series([labels, labels], dtype=object)})
 
-@pytest.mark.parametrize('several', SEVERAL.values(), ids=SEVERAL)
 @pytest.mark.parametrize('source', [lambda o: [{'labels':o}]*2, lambda o: [{'tags':o}]*2,
     lambda o: [(np.zeros(3), o)]*2,
     lambda o: Items(list(o) if isinstance(o, tuple) else o),
     lambda o: table_samples(frame(o), label_col='tags', fields={'n.i8':'n.i8'}),
     lambda o: table_samples(frame(o), fields={'tags':'labels'}), lambda o: {'labels':[o,o], 'n.i8':[1,2]}],
     ids=['labels','tags','tuple','dataset','label_col','fields','columns'])
-def test_several_labels_in_any_collection(several, source):
-    store,report = in_memory(source(several))
-    field, = [field for field,spec in store.manifest.fields.items() if spec['codec']=='labels']
-    assert report.failed==0 and store.manifest.vocab[field]==['a','b'] and sorted(store[1][field])==['a','b']
+def test_several_labels_in_any_collection(source):
+    for name,several in SEVERAL.items():
+        store,report = in_memory(source(several))
+        field, = [field for field,spec in store.manifest.fields.items() if spec['codec']=='labels']
+        assert report.failed==0 and store.manifest.vocab[field]==['a','b'], name
+        assert sorted(store[1][field])==['a','b'], name
 
-@pytest.mark.parametrize('several', [*SEVERAL.values(),{2,1},L(1,2),np.array([1,2])], ids=lambda o: type(o).__name__)
-def test_a_function_of_a_file_returns_several_labels(files, several):
-    store,report = in_memory(image_samples(files, label=lambda path: several))
-    assert report.failed==0 and store.fields==['png','labels'] and sorted(store[0]['labels'])==sorted(several)
+def test_a_function_of_a_file_returns_several_labels(files):
+    for several in *SEVERAL.values(),{2,1},L(1,2),np.array([1,2]):
+        store,report = in_memory(image_samples(files, label=lambda path: several))
+        assert report.failed==0 and store.fields==['png','labels'] and sorted(store[0]['labels'])==sorted(several)
 
 def test_a_collection_with_something_else_is_no_list_of_labels():
     for bad in {'a',None},L('a',2.5),np.array(['a',None], object),'ab':
@@ -99,29 +100,19 @@ def test_labels_that_fn_returns_may_be_in_any_collection():
 # --- labels that are floats
 
 HALF,WHOLE = [1.,2.5,7.,1.],[1.,7.,2.,1.]
-def of_csv(labels, path): return csv_samples(write_csv(path/'a.csv', [['y','txt'], *([o,'a'] for o in labels)]),
-                                             fields={'y':'cls', 'txt':'txt'})
-def of_items(labels, path): return [{'cls':label, 'txt':'a'} for label in labels]
-FLOATS = dict(samples=of_items, scalars=lambda o, p: of_items(map(np.float32, o), p), csv=of_csv,
-    tensors=lambda o, p: of_items(map(torch.tensor, o), p),
-    pandas=lambda o, p: table_samples(pd.DataFrame({'y':o, 'txt':['a']*4}), fields={'y':'cls', 'txt':'txt'}),
-    polars=lambda o, p: table_samples(pl.DataFrame({'y':o, 'txt':['a']*4}), fields={'y':'cls', 'txt':'txt'}),
-    arrays=lambda o, p: {'cls':np.array(o), 'txt':['a']*4}, stream=lambda o, p: iter(of_items(o, p)))
+def of_items(labels): return [{'cls':label, 'txt':'a'} for label in labels]
+FLOATS = dict(samples=of_items, scalars=lambda o: of_items(map(np.float32, o)),
+    tensors=lambda o: of_items(map(torch.tensor, o)), arrays=lambda o: {'cls':np.array(o), 'txt':['a']*4},
+    stream=lambda o: iter(of_items(o)), hf=lambda o: hf_samples(Dataset.from_dict({'y':o}), fields={'y':'cls'}))
 
 @pytest.mark.parametrize('route', FLOATS.values(), ids=FLOATS)
-def test_whole_floats_are_whole_numbers_and_others_name_a_field_of_numbers(tmp_path, route):
-    store,report = in_memory(route(WHOLE, tmp_path))
+def test_whole_floats_are_whole_numbers_and_others_name_a_field_of_numbers(route):
+    "Those of tables are tested in `test_labels_of_tables.py`"
+    store,report = in_memory(route(WHOLE))
     assert report.failed==0 and store.vocab==[1,2,7] and {type(label) for label in store.vocab}=={int}
-    store,report = in_memory(route(HALF, tmp_path))
+    store,report = in_memory(route(HALF))
     (_,why), = report.failures
     assert 'is no whole number' in why and '2.5' in why and 'target.f4' in why and store.vocab==[1,7]
-
-def test_floats_of_huggingface(tmp_path):
-    from fastai_remote import hf_samples
-    for labels,failed in (WHOLE,0),(HALF,1):
-        store,report = in_memory(hf_samples(Dataset.from_dict({'y':labels}), fields={'y':'cls'}))
-        assert report.failed==failed and set(store.vocab)<={1,2,7}
-    assert 'target.f4' in report.failures[0][1]
 
 def test_several_labels_that_are_floats():
     store,report = in_memory([{'labels':[1.,2.]}, {'labels':np.array([7.])}, {'labels':[.5]}])
