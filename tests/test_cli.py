@@ -111,8 +111,7 @@ def test_images_to_redis_and_shards_are_those_of_the_python_call(images, server,
     in_python = *words[:-2],'--num_workers=1','--max_failed','3'   # names of options as in Python
     assert result('ingest', images, tmp_path/'shards', *in_python)['written']==60
     source = image_samples(images, label=class_of, path=True)
-    to_redis(source, server.url, 'called', splits={'train':None, 'valid':.2}, **QUIET)
-    called = RedisStore(server.url, 'called')
+    called = to_redis(source, server.url, 'called', splits={'train':None, 'valid':.2}, **QUIET).store
     for store in RedisStore(server.url, 'byhand'), ShardStore(tmp_path/'shards'):
         assert store.splits==called.splits and store.vocab==called.vocab
         for field in called.fields: assert column(store, field)==column(called, field)

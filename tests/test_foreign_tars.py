@@ -324,7 +324,9 @@ def test_keys_take_little_space(tmp_path):
 # --- which tars, and again with more
 
 def test_braces(tmp_path):
-    "Braces in braces are refused: some of their names would be there twice"
+    "Not those of a name that is there; braces in braces are refused: some of their names would be there twice"
+    (path := tmp_path/'a{0,1}.tar').touch()
+    assert expand_braces(path)==path and expand_braces(str(path))==str(path)
     assert expand_braces('a-{08..11}.tar')==['a-08.tar','a-09.tar','a-10.tar','a-11.tar']
     assert expand_braces('a.tar')=='a.tar' and expand_braces(['{a,b}.tar','c.tar'])==['a.tar','b.tar','c.tar']
     assert expand_braces(Path('{a,b}'))==[Path('a'),Path('b')] and expand_braces('{{x}}')=='{{x}}'

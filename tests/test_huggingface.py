@@ -296,8 +296,7 @@ def test_folders_of_shards_are_read_as_they_are(tmp_path, splits, maxcount):
     def named(rows): return {'train':rows} if splits else rows
     options = dict(num_workers=0, progress=False)
     def fn(row): return row if row['x.f4'] else None
-    to_shards(named(rows(0, 30)), tmp_path/'d', maxcount=maxcount, fn=fn, max_failed=1, **options)
-    store = ShardStore(tmp_path/'d')
+    store = to_shards(named(rows(0, 30)), tmp_path/'d', maxcount=maxcount, fn=fn, max_failed=1, **options).store
     store = store.edit(set={'txt':{1:'other'}}, drop=[0]).append(named(rows(30, 33)), **options)
     store.add_fields(lambda row: {'more.u1':len(row['txt'])}, **options)
     want = sorted(f'text {i}' for i in range(1, 33))

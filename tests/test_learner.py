@@ -40,8 +40,7 @@ def numbered(request, tmp_path_factory):
     def fn(i): return {'png':draw(i), 'age.f4':float(i)}
     if request.param=='memory': return in_memory(range(40), fn)
     folder = tmp_path_factory.mktemp('numbered')/'numbered'
-    to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False)
-    return ShardStore(folder)
+    return to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False).store
 
 def seen(dl): return [int(o) for b in dl for o in b[1]]
 

@@ -123,8 +123,7 @@ def mixed(tmp_path):
         members.append((f'{i:04}.cls', b'%d'%(i%3)))
         if i%2: members.append((f'{i:04}.json', b'{}'))
     write_tar(tmp_path/'a.tar', members)
-    index_shards(str(tmp_path), num_workers=1, progress=False)
-    return ShardStore(str(tmp_path))
+    return index_shards(str(tmp_path), num_workers=1, progress=False).store
 
 def test_alternatives(mixed):
     ds = RemoteDataset(mixed).decode('pil')

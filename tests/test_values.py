@@ -260,8 +260,7 @@ def test_labels_that_occur_late(tmp_path, contents, extension, want):
     "Integers are integers if all of the field are, and none is text by name; with text among them, all stay text"
     for name,samples in dict(a=labelled([None]*2), b=labelled(contents, extension), c=labelled([b'5'])).items():
         tar_of(tmp_path/f'{name}.tar', samples)
-    index_shards(tmp_path, **QUIET)
-    store = ShardStore(tmp_path)
+    store = index_shards(tmp_path, **QUIET).store
     assert store.get_many(range(2, len(store)), 'cls', decode=True)['cls']==want and store.vocab==sorted(set(want))
 
 def test_text_after_numbers_is_a_failed_sample_for_both_readers(tmp_path):
@@ -273,8 +272,7 @@ def test_text_after_numbers_is_a_failed_sample_for_both_readers(tmp_path):
 def test_integer_labels_are_categories_where_shards_have_other_labels_each(tmp_path, labels):
     "The tar has the number as text; tars that are indexed, and copies, have the same labels"
     samples = [{'txt':f'{i}', 'cls':label} for i,label in enumerate(labels)]
-    to_shards(samples, tmp_path/'d', chunk=2, maxcount=2, shuffle=False, num_workers=2, progress=False)
-    own = ShardStore(tmp_path/'d')
+    own = to_shards(samples, tmp_path/'d', chunk=2, maxcount=2, shuffle=False, num_workers=2, progress=False).store
     own.copy(tmp_path/'copy', **QUIET)
     with tarfile.open(tmp_path/'d/shard-000000.tar') as tar:
         assert tar.extractfile('000000000.cls').read()==b'%d'%labels[0]

@@ -10,8 +10,7 @@ from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import ShardStore
 
 def written(source, folder, fn, **kwargs):
-    to_shards(source, folder, fn=fn, num_workers=0, shuffle=False, progress=False, **kwargs)
-    return ShardStore(folder)
+    return to_shards(source, folder, fn=fn, num_workers=0, shuffle=False, progress=False, **kwargs).store
 
 def describe(o): return {'txt':f'{type(o).__name__} {o}', 'a.i8':len(str(o))}
 

@@ -30,13 +30,11 @@ def with_fn(request, tmp_path):
             (tmp_path/'f').mkdir()
             for name,content in images.items():
                 (tmp_path/'f'/f"{name.split('.')[0]}.{names.get(field, field)}").write_bytes(content)
-            to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options)
-            return ShardStore(tmp_path/'d')
+            return to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options).store
         if request.param=='tar':
             to_shards(tar_samples([write_tar(tmp_path/'a.tar', list(images.items()))]), tmp_path/'d', fn=fn, **options)
             return ShardStore(tmp_path/'d')
-        to_shards([{field:content} for content in images.values()], tmp_path/'s', **options)
-        store = ShardStore(tmp_path/'s')
+        store = to_shards([{field:content} for content in images.values()], tmp_path/'s', **options).store
         if request.param=='store':
             store.map(fn, tmp_path/'d', num_workers=0, progress=False)
             return ShardStore(tmp_path/'d')

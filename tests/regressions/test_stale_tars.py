@@ -170,6 +170,5 @@ def test_a_copy_with_the_same_times_is_not_read_to_compare_it(tmp_path):
 def test_adding_tars_to_a_copy_records_its_times(one):
     one.touch('a.tar')
     one.put('b.tar', samples('old'))
-    index_shards(one.folder, **ONE)
-    store = ShardStore(one.folder)
+    store = index_shards(one.folder, **ONE).store
     assert texts(store)==OLD and not store.part(0).whole_shards.compared
