@@ -480,10 +480,9 @@ def test_predictions_are_never_shifted():
     learn = learner('replace')
     with learn.no_bar(): assert len(learn.get_preds()[0])==5
 
-@if_bad
-def test_samples_one_by_one_may_be_bad(on_bad):
+def test_samples_one_by_one_may_be_bad():
     dataset = Datasets(get_remote_items(Lossy(3, 4)), [[Fetch('png', img_cls=PILImage)]])
-    for workers in 0,2:
+    for on_bad,workers in ('replace',0), ('skip',0), ('skip',2):
         dl = RemoteDL(dataset, bs=None, num_workers=workers, after_item=[ToTensor()], on_bad=on_bad)
         shown = [int(x[0, 0, 0]) for x, in dl]
         assert [i for i in shown if i not in (3, 4)]==shown and len(shown)==(20 if on_bad=='replace' else 18)

@@ -37,7 +37,7 @@ def how(request, monkeypatch):
     elif images._jpeg is None or images._pixels is None:
         pytest.skip('the C modules are not built: no compiler, or no jpeglib.h')
 
-@pytest.fixture(params=['vectors','plain C'])
+@pytest.fixture(params=['vectors', pytest.param('plain C', marks=pytest.mark.slow)])
 def pixels(request, tmp_path, monkeypatch):
     "The C module as it is installed; and compiled without vector instructions, as for another processor"
     if images._pixels is None: pytest.skip('the C module is not built')
