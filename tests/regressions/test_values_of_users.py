@@ -1,5 +1,7 @@
-"Values that users give: paths as objects, several labels in any collection, and labels that are floats"
-from pathlib import PurePosixPath
+"""Values that users give: paths, several labels in any collection, floats as labels, elements of lists for `fn`
+
+What no kind of target can read is refused when it is written."""
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from fastai.vision.data import ImageDataLoaders
 from fastcore.foundation import L
 from PIL import Image
 
-from fastai_remote import array_samples, hf_samples, image_samples, table_samples
+from fastai_remote import array_samples, hf_samples, image_samples, table_samples, to_shards
 from inputs import column, in_memory, stored
 
 # --- a column of `Path` objects, as `get_image_files` returns them
@@ -117,3 +119,77 @@ def test_whole_floats_are_whole_numbers_and_others_name_a_field_of_numbers(route
 def test_several_labels_that_are_floats():
     store,report = in_memory([{'labels':[1.,2.]}, {'labels':np.array([7.])}, {'labels':[.5]}])
     assert store.vocab==[1,2,7] and 'target.f4' in report.failures[0][1]
+
+# --- image fields: paths of files, and tensors with channels first
+
+@pytest.mark.parametrize('field', ['png','img','photo.png','mask.png','raw'])
+def test_a_path_is_read_as_that_file(files, field):
+    file = files[0]
+    content = file.read_bytes() if field!='raw' else Image.open(file)
+    store,report = in_memory([{field:Path(file)}, {field:str(file)}, {field:content}])
+    path,text,want = (np.asarray(sample[field]) for sample in store[:])
+    assert report.failed==0 and np.array_equal(path, want) and np.array_equal(text, want)
+    if field!='raw': assert stored(store, field)==[content]*3
+
+def test_what_is_no_file_is_a_failed_sample(files):
+    wrong = {'/no/such.png':'such.png', 'https://x/1.jpg':'address', Path('/'):'a folder',
+             's3://bucket/1.jpg':'address'}
+    _,report = in_memory([{'img':value} for value in (files[0], *wrong)])
+    assert len(report.failures)==4
+    assert all(says in why for says,(_,why) in zip(wrong.values(), report.failures))
+
+@pytest.mark.parametrize('field', ['img','png','jpg','raw'])
+def test_channels_first_are_an_error_that_says_what_to_give(field):
+    one,three = (torch.zeros(channels, 8, 9, dtype=torch.uint8) for channels in (1,3))
+    wrong = one,one.numpy(),three,three.numpy()
+    _,report = in_memory([{field:pixels} for pixels in (np.zeros((8,9,3), 'u1'), *wrong)])
+    assert report.failed==4 and all('permute(1, 2, 0)' in why for _,why in report.failures)
+    for pixels in one,three: assert in_memory([{field:pixels.permute(1, 2, 0)}])[1].failed==0
+
+# --- elements for `fn`: those of a list are the list's, whatever they are
+
+def describe(o): return {'txt':f'{type(o).__name__} {o}', 'a.i8':len(str(o))}
+
+def test_texts_that_name_files_are_texts():
+    "Lists of each kind, and of each kind of name"
+    def splits(paths): return {'train':paths, 'valid':paths}
+    pictures = ['a/1.jpg','a/2.png']
+    cases = [*((kind, pictures) for kind in (list, L, tuple, np.array, pd.Series, splits)),
+             (L, ['x.csv','y.csv']), (list, ['x.csv','y.csv']), (np.array, ['x.parquet']), (list, ['no path','1.jpg'])]
+    for k,(kind,names) in enumerate(cases):
+        texts = column(in_memory(kind(names), describe)[0], 'txt')[:len(names)]
+        assert [text.split(' ', 1)[1] for text in texts]==names and all(text.startswith('str') for text in texts), k
+
+def test_paths_of_images_are_paths(files, tmp_path):
+    "Without `fn`, they are images"
+    def fn(path):
+        assert isinstance(path, Path)
+        return {'png':path.read_bytes(), 'cls':path.parent.name}
+    options = dict(num_workers=0, progress=False)
+    store = to_shards(files, tmp_path/'d', fn=fn, shuffle=False, **options).store
+    assert stored(store, 'png')==[f.read_bytes() for f in files]
+    assert len(store.append(files[:2], fn=fn, **options))==len(files)+2
+    assert in_memory(files)[0].fields==['png']
+
+# --- what is refused early
+
+@pytest.mark.parametrize('field', ['mask.npy','mask.npz','depth.mask.npy'])
+def test_arrays_that_are_no_masks(field):
+    codes = np.array([[0,255]], 'u1')
+    wrong = [np.full((2,2), 256), np.full((2,2), -1), np.ones((2,2), 'f4'), np.ones((2,2,3), 'u1'), np.array([['a']])]
+    store,report = in_memory([{field:mask} for mask in (codes, *wrong, codes[...,None])])
+    assert report.written==2 and [name for name,_ in report.failures]==[f'item {i}' for i in range(1, 6)]
+    assert all(field in why for _,why in report.failures)
+
+def test_arrays_that_are_not_called_masks_may_hold_anything():
+    store,report = in_memory([{'codes.npy':np.full((2,2), 256)}])
+    assert report.written==1
+
+@pytest.mark.parametrize('prefix', ['boxes','person.boxes'])
+def test_boxes_and_labels_of_different_number(prefix):
+    def sample(n, m): return {f'{prefix}.npy':np.zeros((n,4), 'f4'), f'{prefix}.labels':['a']*m}
+    wrong = [(2,1), (1,2), (0,1), (1,0)]
+    _,report = in_memory([sample(*numbers) for numbers in ((2,2), *wrong, (0,0))])
+    assert report.written==2 and len(report.failures)==4
+    for (_,why),(n_boxes,n_labels) in zip(report.failures, wrong):
+        assert f'{n_boxes} boxes' in why and f'{n_labels} labels' in why
