@@ -195,6 +195,7 @@ def test_without_the_callback_nothing_is_timed(monkeypatch, tmp_path):
         dls.train.after_batch.times = None
 
 def test_after_a_fit_and_in_validation_nothing_is_timed(tmp_path):
+    "And the learner can be exported, with the callback"
     learn = slow_learner(loaders(numbered()), tmp_path, LoaderStats())
     for n in 1,2:
         learn.fit(1)
@@ -202,26 +203,18 @@ def test_after_a_fit_and_in_validation_nothing_is_timed(tmp_path):
     class NotTimed(Callback):
         def before_batch(self): assert self.training or self.dl.times is None
     learn.fit(1, cbs=NotTimed())
-
-def test_a_learner_with_the_callback_can_be_exported(tmp_path):
-    learn = slow_learner(loaders(numbered()), tmp_path, LoaderStats())
-    learn.fit(1)
     learn.loader_stats.history.marks = threading.Lock()   # as events of a GPU, it cannot be pickled
     learn.opt_func = SGD
     learn.export()
     assert load_learner(tmp_path/'export.pkl').loader_stats.times==learn.loader_stats.times
 
-def test_a_spawned_worker_learns_that_its_batches_are_timed():
-    dl = loaders(numbered()).train
-    dl.after_batch.times = BatchTimes()
-    dl.times.last = threading.Lock()   # cannot be pickled
-    assert pickle.loads(pickle.dumps(dl.after_batch)).times.last is None
-
-def test_ranks_are_timed():
+def test_ranks_and_workers_that_are_spawned_are_timed():
     dl = loaders(numbered()).train
     rank = RemoteDistributedDL(dl, rank=0, world_size=2)
     dl.after_batch.times = BatchTimes()
     assert [len(b[1]) for b in rank]==[4,4] and rank.i==8 and dl.times.last.samples==4
+    dl.times.last = threading.Lock()   # cannot be pickled for a worker
+    assert pickle.loads(pickle.dumps(dl.after_batch)).times.last is None
 
 def test_of_other_loaders_only_the_waiting_is_known(tmp_path, capsys):
     class Items:
