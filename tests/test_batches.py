@@ -370,7 +370,7 @@ def test_damage_is_described_in_the_same_words_item_by_item(store):
 
 @pytest.mark.parametrize('workers,on_bad,tfms', [
     *((0, on_bad, tfms) for on_bad in ('replace', 'skip') for tfms in (None, own_transform())),
-    (2, 'replace', None), (2, 'skip', own_transform())])
+    (2, 'replace', None), pytest.param(2, 'skip', own_transform(), marks=pytest.mark.slow)])
 def test_a_bad_sample_is_replaced_or_skipped(tfms, on_bad, workers):
     "Whether it is missing, or cannot be decoded although its checksum is right; all others keep their places"
     cases = ('png', [3, 10], Lossy(3, 10)),('jpg', [5, 9], Lossy(cut=(5, 9)))

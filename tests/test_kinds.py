@@ -102,8 +102,8 @@ KW = dict(bs=6, num_workers=0, device='cpu')
 def from_store(store, x, y, **kwargs):
     return DataLoaders.from_store(store, x=x, y=y, seed=1, **{**tfms(), **KW, **kwargs})
 
-@pytest.mark.parametrize('kind', [pytest.param(kind, marks=pytest.mark.slow) if 'caption' in kind else kind
-    for kind in CASES])   # the tokenizer of captions, spaCy, takes two seconds to import
+@pytest.mark.parametrize('kind', [kind if kind in ('mask','boxes','points') else
+    pytest.param(kind, marks=pytest.mark.slow) for kind in CASES])
 def test_everything_that_a_user_does(store, kind, tmp_path):
     "Show a batch, train, show results, predict, export and load"
     x,y,make,loss = CASES[kind]
