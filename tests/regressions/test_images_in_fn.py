@@ -82,7 +82,8 @@ def test_an_image_that_was_changed_is_stored_changed():
 def test_fn_may_change_an_image_in_place_or_give_another_one(with_fn):
     "The first one gets another orientation, the second one other pixels, and the third one becomes a smaller file"
     sizes = (90,70),(80,70),(70,70)
-    images = {f'{k}.jpg':encoded(draw(k).resize(size), 'JPEG', quality=95) for k,size in enumerate(sizes)}
+    options = dict(quality=95, exif=Image.Exif().tobytes())
+    images = {f'{k}.jpg':encoded(draw(k).resize(size), 'JPEG', **options) for k,size in enumerate(sizes)}
     def fn(sample):
         if sample['jpg'].width==90: sample['jpg'].getexif()[274] = 6
         elif sample['jpg'].width==80: sample['jpg'].paste((255,0,0), (0,0,80,70))

@@ -54,7 +54,7 @@ def use(open_store):
     except (StoreError,IndexError): pass   # `IndexError`: there may be no sample now
     except ValueError as e: assert 'register_codec' in str(e)   # of a codec that only its author has
 
-def all_others(stored, write, open_store, n=200):
+def all_others(stored, write, open_store, n=400):
     "Opens datasets in whose sealed manifest, `stored`, the bytes of JSON, a node is replaced; of many, `n` are tried"
     content,wrong = json.loads(stored),[]
     pairs = [(place, other) for place in nodes(content) for other in OTHERS]
