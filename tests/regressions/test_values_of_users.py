@@ -15,7 +15,7 @@ from fastai.vision.data import ImageDataLoaders
 from fastcore.foundation import L
 from PIL import Image
 
-from fastai_remote import array_samples, hf_samples, image_samples, table_samples, to_shards
+from fastai_remote import array_samples, get_remote_items, hf_samples, image_samples, table_samples, to_shards
 from inputs import column, in_memory, stored
 
 # --- a column of `Path` objects, as `get_image_files` returns them
@@ -193,3 +193,36 @@ def test_boxes_and_labels_of_different_number(prefix):
     assert report.written==2 and len(report.failures)==4
     for (_,why),(n_boxes,n_labels) in zip(report.failures, wrong):
         assert f'{n_boxes} boxes' in why and f'{n_labels} labels' in why
+
+# --- labels that are true and false stay so, in every place and through every change
+
+ONE = dict(num_workers=1, progress=False, shuffle=False)
+FLAGS = [True,False,True,True,False,True]
+def flagged(labels=FLAGS): return [{'png':Image.new('L', (4,4), i), 'cls':label} for i,label in enumerate(labels)]
+
+def kinds(vocab): return [(type(label),label) for label in vocab]
+BOOLS = kinds([False,True])
+
+def test_true_and_false_are_read_back_appended_edited_and_copied(put, tmp_path):
+    store,_ = put(flagged(), shuffle=False)
+    assert kinds(store.vocab)==BOOLS and column(store, 'cls')==FLAGS and store.class_counts()=={False:2, True:4}
+    assert len(get_remote_items(store, where={'cls':[False]}))==2
+    assert kinds(DataLoaders.from_store(store, bs=2, num_workers=0).vocab)==BOOLS
+    store = store.append(flagged([False,False]), **ONE)
+    store = store.edit(set={'cls':{0:False, 1:np.bool_(True)}})
+    want = [False,True,*FLAGS[2:],False,False]
+    assert kinds(store.vocab)==BOOLS and column(store, 'cls')==want
+    assert kinds(store.copy(tmp_path/'copy', **ONE).vocab)==BOOLS
+    store = store.add_fields(lambda s: {'other.cls':not s['cls']}, num_workers=1, progress=False)
+    assert kinds(store.manifest.vocab['other.cls'])==BOOLS and column(store, 'other.cls')==[not o for o in want]
+
+def test_every_kind_of_true_and_false():
+    for make in bool, np.bool_, torch.tensor:
+        store,_ = in_memory(flagged(map(make, FLAGS)))
+        assert kinds(store.vocab)==BOOLS and column(store, 'cls')==FLAGS, make
+    store,_ = in_memory(flagged(), vocab=['no','yes'])   # names that are given
+    assert store.vocab==['no','yes'] and column(store, 'cls')==['yes' if label else 'no' for label in FLAGS]
+
+def test_a_number_among_true_and_false_is_a_failure():
+    store,report = in_memory(pd.DataFrame({'cls':pd.Series([True,False,7], dtype=object)}))
+    assert kinds(store.vocab)==BOOLS and "label 7 is not in the vocab of 'cls'" in report.failures[0][1]
