@@ -428,9 +428,8 @@ def test_tune_takes_the_fastest(monkeypatch):
     assert str(tuned).splitlines()[-1]=='num_workers=0, threads=3, prefetch=2: 4.6 times as fast as before'
     assert str(dls.tune(cores=3)).endswith(': as it was')
 
-def test_tune_tries_no_threads_where_they_have_nothing_to_do():
+def test_tune_is_for_loaders_of_stores():
+    "It tries no threads where these have nothing to do"
     dl = loaders(numbered(), item_tfms=[RandomResizedCrop(16), Slow()]).train
     assert stats._candidates(dl, 2)==[(0,0), (1,0), (2,0)]
-
-def test_tune_is_for_loaders_of_stores():
     with pytest.raises(TypeError, match='not for a DataLoader'): DataLoaders(DataLoader([1]), DataLoader([1])).tune()

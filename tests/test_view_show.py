@@ -7,7 +7,7 @@ import pytest
 from fastai.vision.all import DataLoaders, Flatten, Learner, nn
 from PIL import Image
 
-from fastai_remote import MemoryStore, RedisStore, RemoteDL, to_redis
+from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.cli.main import main
 from fastai_remote.cli.terminal import picture_codes
 from fastai_remote.codec import pixels
