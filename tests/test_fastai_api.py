@@ -358,8 +358,8 @@ def data(server, tmp_path_factory): return make_data(server.url, tmp_path_factor
 
 # What trains or draws learners takes longer, and starts with the same loaders
 SLOW = [k for k,o in enumerate(CALLS) if any(name in o[0] for name in ('resnet', 'MixUp', 'Cleaner', 'workers', 'tta',
-    'fit_', 'fine_tune', 'lr_find', 'GradientAccumulation', 'Interpretation', 'larger pictures', 'several labels: `fit`',
-    'numbers: `fit`', 'export'))]
+    'fit_', 'fine_tune', 'lr_find', 'GradientAccumulation', 'Interpretation', 'larger pictures', 'export',
+    'several labels: `fit`', 'numbers: `fit`'))]
 NAMES = [o[0].replace('`', '')[:40] for o in CALLS]
 
 @pytest.mark.parametrize('which', ['Redis', pytest.param('shards', marks=pytest.mark.slow)])
