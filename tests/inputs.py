@@ -58,6 +58,16 @@ def write_tar(path, members, mode='w', **options):
             tar.addfile(info, io.BytesIO(content))
     return path
 
+def tar_header(name, size=0, kind=tarfile.REGTYPE, fmt=tarfile.GNU_FORMAT, **attributes):
+    "The header of a member of a tar"
+    info = tarfile.TarInfo(name)
+    info.size,info.type = size,kind
+    for k,v in attributes.items(): setattr(info, k, v)
+    return info.tobuf(fmt, 'utf-8', 'surrogateescape')
+
+def tar_member(name, content, fmt=tarfile.GNU_FORMAT, **attributes):
+    return tar_header(name, len(content), fmt=fmt, **attributes)+content+bytes(-len(content)%512)
+
 def write_csv(path, lines, opener=open, **options):
     "A CSV file; the first of `lines` is its header"
     with opener(path, 'wt', newline='', **{'encoding':'utf-8', **options}) as file: csv.writer(file).writerows(lines)

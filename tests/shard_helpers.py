@@ -1,5 +1,5 @@
 "Helpers of tests of shards: tars, folders of shards, and what holds of each"
-import io, json, os, tarfile, time, zlib
+import json, os, tarfile, time, zlib
 from itertools import islice
 from pathlib import Path
 
@@ -10,18 +10,9 @@ from fastai_remote import ShardStore, index_shards, to_shards
 from fastai_remote.store.shard_index import ShardIndex
 from fastai_remote.write.shard_files import needs_card
 from fastai_remote.write.base import host_id
+from inputs import write_tar as tar
 
 ONE = dict(num_workers=1, progress=False)
-
-def tar(path, members, mode='w', **kwargs):
-    "Writes `(name, bytes)` pairs as a tar"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode, **kwargs) as out:
-        for name,content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            out.addfile(info, io.BytesIO(content))
-    return path
 
 def damage(path, content):
     "Writes a file that keeps its time: it is damaged, and not replaced by another one"

@@ -106,10 +106,10 @@ def test_an_array_without_a_name_is_a_field_by_its_type(tmp_path):
         assert np.array_equal(values(written(f['npy'], fn=lambda row: {'raw':row})[0], 'raw'), PIXELS)
         assert values(written(f['cls'])[0], 'cls')==CLASSES.tolist()
 
-def test_fields_labels_and_splits(put):
+def test_fields_labels_and_splits():
     "Arrays that are chosen; pixels as images; a column of splits"
     data = {'images':PIXELS, 'y':LABELS, 'valid':np.arange(N)%4==0}
-    store,_ = put(array_samples(data, fields={'images':'img.npyimg', 'y':'cls'}, valid_col='valid'))
+    store,_ = written(array_samples(data, fields={'images':'img.npyimg', 'y':'cls'}, valid_col='valid'))
     assert store.fields==['img.npyimg','cls'] and store.vocab==[0,1,2]
     assert store.splits=={'train':[0,30],'valid':[30,40]}
     store,report = written(array_samples({'images':PIXELS, 'y':LABELS}))

@@ -101,11 +101,12 @@ def test_a_function_of_an_unknown_version_turns_off_what_needs_it(store, monkeyp
 TFMS = [[], [RandomResizedCrop(16), FlipItem()], [Resize(16), DihedralItem()], [Resize((12, 18), method='squish')],
     [RandomCrop(14)], [CropPad(9), FlipItem(1.)]]
 
-@pytest.mark.parametrize('cls', [PILImage, PILImageBW])
-@pytest.mark.parametrize('x', 'a.png g.png a.jpg a.npyimg c.npyimg b.npzimg d.strokes'.split())
-def test_batches_are_built_at_once(store, made, x, cls):
+@pytest.mark.parametrize('k,x', enumerate('a.png g.png a.jpg a.npyimg c.npyimg b.npzimg d.strokes'.split()))
+def test_batches_are_built_at_once(store, made, k, x):
+    "Of each field with each transform, as images in colour and as grey ones by turns"
     draw = Rasterise(32) if x=='d.strokes' else None
-    for tfms in TFMS:
+    for j,tfms in enumerate(TFMS, k):
+        cls = (PILImage, PILImageBW)[j%2]
         dls = loaders(store, x, ['cls', 'age.f4', 'k.i8', 'w.f8'], img_cls=cls, draw=draw, item_tfms=tfms)
         for dl in dls: list(dl)
     assert made==[True]*(5+2)*len(TFMS)
@@ -369,10 +370,11 @@ def test_damage_is_described_in_the_same_words_item_by_item(store):
 
 @pytest.mark.parametrize('workers,on_bad,tfms', [
     *((0, on_bad, tfms) for on_bad in ('replace', 'skip') for tfms in (None, own_transform())),
-    (2, 'replace', None), (2, 'skip', own_transform())])
+    (2, 'replace', None), pytest.param(2, 'skip', own_transform(), marks=pytest.mark.slow)])
 def test_a_bad_sample_is_replaced_or_skipped(tfms, on_bad, workers):
     "Whether it is missing, or cannot be decoded although its checksum is right; all others keep their places"
-    for x,bad,store in (('png', [3, 10], Lossy(3, 10)), ('jpg', [5, 9], Lossy(cut=(5, 9)))):
+    cases = ('png', [3, 10], Lossy(3, 10)),('jpg', [5, 9], Lossy(cut=(5, 9)))
+    for x,bad,store in cases[:1] if workers else cases:
         dls = loaders(store, x, 'k.i4', bs=4, splitter=every, on_bad=on_bad, item_tfms=tfms, num_workers=workers)
         pairs = sum(picture_and_label(dls.valid), [])
         assert all(picture==label for picture,label in pairs) and dls.valid.replaced==bad
@@ -441,9 +443,9 @@ def test_a_dataset_never_shows_the_stand_in_of_a_batch(on_bad, tfms):
     for batch in dls.train: check()
     check()
 
-@paths
-@if_bad
-@pytest.mark.parametrize('damage', ['missing', 'cut'])
+@pytest.mark.parametrize('damage,on_bad,tfms', [
+    ('missing', 'replace', None), ('cut', 'skip', None), ('missing', 'skip', own_transform()),
+    ('cut', 'replace', own_transform())])
 def test_the_first_sample_may_be_bad(damage, on_bad, tfms):
     "In training, in validation and in both; for a regression, too, whose block looks at the first target"
     def lossy(*bad): return Lossy(*bad) if damage=='missing' else Lossy(cut=bad)
@@ -478,10 +480,9 @@ def test_predictions_are_never_shifted():
     learn = learner('replace')
     with learn.no_bar(): assert len(learn.get_preds()[0])==5
 
-@if_bad
-def test_samples_one_by_one_may_be_bad(on_bad):
+def test_samples_one_by_one_may_be_bad():
     dataset = Datasets(get_remote_items(Lossy(3, 4)), [[Fetch('png', img_cls=PILImage)]])
-    for workers in 0,2:
+    for on_bad,workers in ('replace',0), ('skip',0), ('skip',2):
         dl = RemoteDL(dataset, bs=None, num_workers=workers, after_item=[ToTensor()], on_bad=on_bad)
         shown = [int(x[0, 0, 0]) for x, in dl]
         assert [i for i in shown if i not in (3, 4)]==shown and len(shown)==(20 if on_bad=='replace' else 18)

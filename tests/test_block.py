@@ -130,9 +130,9 @@ def test_get_y_of_several_labels_of_numbers_and_get_x_of_pictures(store):
 SEVERAL = [[1,2],[10],[],[2,10]]
 
 @pytest.mark.parametrize('vocab', [None, [10,2,1]])
-def test_several_labels_that_are_numbers_are_encoded_as_in_fastai(put, vocab):
-    s,_ = put(range(12), 'several', fn=lambda i: {'x.npy':np.full(3, i, np.float32), 'labels':SEVERAL[i%4]},
-        vocab=vocab and {'labels':vocab}, shuffle=False)
+def test_several_labels_that_are_numbers_are_encoded_as_in_fastai(vocab):
+    s = in_memory(range(12), lambda i: {'x.npy':np.full(3, i, np.float32), 'labels':SEVERAL[i%4]},
+        vocab=vocab and {'labels':vocab})
     dls = loaders(s, RedisBlock('x.npy'), RedisBlock(s, 'labels'))
     block = DataBlock((TransformBlock, MultiCategoryBlock(vocab=vocab)), get_y=lambda i: SEVERAL[i%4])
     stock = block.datasets(range(12))
@@ -195,7 +195,7 @@ def test_masks_are_recognised_the_same_everywhere(store, y):
         assert type(m) is TensorMask and m.dtype==torch.int64 and m.shape==(6,24,32) and type(x) is TensorImage
         assert m[0].tolist()==np.array(sample(dls.valid_ds.items[0])['mask']).tolist()
         assert dls.train_ds.loss_func.axis==1 and getattr(dls, 'vocab', None)==vocab and (vocab is None or dls.c==3)
-        dls.show_batch(max_n=2)
+    dls.show_batch(max_n=2)
 
 def test_pictures_are_no_masks(store):
     "A picture with another name and without a vocabulary; and one that the user says is none"
@@ -296,8 +296,7 @@ def test_a_codec_that_is_not_registered_is_named(server):
         def unpack(self, b): return b.decode()[::-1]
     register_codec(Reversed('reversed'))
     samples = [{'word.reversed':f'{i}', 'cls':'ab'[i%2]} for i in range(8)]
-    to_redis(samples, server.url, 'own codec', num_workers=1, progress=False, shuffle=False)
-    store = RedisStore(server.url, 'own codec')
+    store = to_redis(samples, server.url, 'own codec', num_workers=1, progress=False, shuffle=False).store
     assert store[3]['word.reversed']=='3' and RemoteDataset(store).decode()[3]['word.reversed']=='3'
     del _codecs['reversed']
     error = r"own codec: field 'word.reversed' has the codec 'reversed', .*register_codec"

@@ -111,8 +111,7 @@ def test_images_to_redis_and_shards_are_those_of_the_python_call(images, server,
     in_python = *words[:-2],'--num_workers=1','--max_failed','3'   # names of options as in Python
     assert result('ingest', images, tmp_path/'shards', *in_python)['written']==60
     source = image_samples(images, label=class_of, path=True)
-    to_redis(source, server.url, 'called', splits={'train':None, 'valid':.2}, **QUIET)
-    called = RedisStore(server.url, 'called')
+    called = to_redis(source, server.url, 'called', splits={'train':None, 'valid':.2}, **QUIET).store
     for store in RedisStore(server.url, 'byhand'), ShardStore(tmp_path/'shards'):
         assert store.splits==called.splits and store.vocab==called.vocab
         for field in called.fields: assert column(store, field)==column(called, field)
@@ -436,16 +435,17 @@ def test_messages_of_python_become_those_of_a_shell():
     expected = "pets: repeat the same command to go on, or `fastai_remote abandon redis://h 'my pets'`; a: b"
     assert in_shell(message, ['redis://h','my pets'])==expected
 
-@pytest.mark.parametrize('name', COMMANDS)
-def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples(name, capsys):
-    for action in COMMANDS[name].parser()._actions:
-        if action.dest in ONLY_HERE: continue
-        assert action.dest in parameters(), action.dest
-        assert {flag(action.dest), '--no'+flag(action.dest)[1:]}&set(action.option_strings)
-    with pytest.raises(SystemExit) as e: main([name, '-h'])
-    out = capsys.readouterr().out
-    assert e.value.code==0 and f'usage: fastai_remote {name}' in out
-    assert f'fastai_remote {name} ' in out.split('examples:')[1]
+def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples(capsys):
+    known = parameters()
+    for name in COMMANDS:
+        for action in COMMANDS[name].parser()._actions:
+            if action.dest in ONLY_HERE: continue
+            assert action.dest in known, (name, action.dest)
+            assert {flag(action.dest), '--no'+flag(action.dest)[1:]}&set(action.option_strings)
+        with pytest.raises(SystemExit) as e: main([name, '-h'])
+        out = capsys.readouterr().out
+        assert e.value.code==0 and f'usage: fastai_remote {name}' in out
+        assert f'fastai_remote {name} ' in out.split('examples:')[1]
 
 def test_help_names_all_commands_and_exit_codes(cli):
     code,out,_ = cli('-h')
@@ -655,22 +655,22 @@ def test_serve_in_a_terminal_tells_how_to_use_it(tmp_path, monkeypatch, cli):
     terminal.write('\x03')
     assert terminal.end()==0
 
-@pytest.mark.parametrize('first,then', [(redis_server,serving), (serving,redis_server)])
-def test_what_serve_keeps_and_what_a_server_of_python_keeps_are_read_by_both(first, then, tmp_path):
-    with first(tmp_path/'d') as s: to_redis([{'id':1}, {'id':2}], s.url, 'numbers', **QUIET)
-    for _ in range(2):
-        with then(tmp_path/'d') as s: assert len(RedisStore(s.url, 'numbers'))==2
+def test_what_serve_keeps_and_what_a_server_of_python_keeps_are_read_by_both(tmp_path):
+    with redis_server(tmp_path/'d') as s: to_redis([{'id':1}, {'id':2}], s.url, 'numbers', **QUIET)
+    with serving(tmp_path/'d') as s: RedisStore(s.url, 'numbers').append([{'id':3}], **QUIET)
+    for server in redis_server,serving:
+        with server(tmp_path/'d') as s: assert len(RedisStore(s.url, 'numbers'))==3
 
 def test_a_port_that_is_used(tmp_path, strict, cli):
     code,_,err = cli('serve', tmp_path/'d', '--port', strict.port)
     assert code==1 and '--port chooses another port' in err and f'port {strict.port}' in err and err.count('\n')==1
 
-@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000', '\xff'])
-def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):
-    (tmp_path/'url').write_bytes(text.encode('latin-1'))
-    code,_,err = cli('serve', tmp_path)
-    assert code==1 and f'{tmp_path}/url is not the URL' in err and 'hidden' not in err
-    assert (tmp_path/'url').read_bytes()==text.encode('latin-1')
+def test_serve_does_not_overwrite_a_file_that_is_not_its_own(tmp_path, cli):
+    for content in b'my notes', b'https://user:hidden@host', b'redis://:a@127.0.0.1:70000', b'\xff':
+        (tmp_path/'url').write_bytes(content)
+        code,_,err = cli('serve', tmp_path)
+        assert code==1 and f'{tmp_path}/url is not the URL' in err and 'hidden' not in err
+        assert (tmp_path/'url').read_bytes()==content
 
 # doctor
 

@@ -356,7 +356,10 @@ TABLE += [f'| **{o}** | | '+' | '.join(['']*len(STORES))+' |' if isinstance(o, s
 @pytest.fixture(scope='module')
 def data(server, tmp_path_factory): return make_data(server.url, tmp_path_factory.mktemp('photographs'))
 
-SLOW = [k for k,o in enumerate(CALLS) if any(name in o[0] for name in ('resnet', 'MixUp', 'Cleaner', 'workers'))]
+# What trains or draws learners takes longer, and starts with the same loaders
+SLOW = [k for k,o in enumerate(CALLS) if any(name in o[0] for name in ('resnet', 'MixUp', 'Cleaner', 'workers', 'tta',
+    'fit_', 'fine_tune', 'lr_find', 'GradientAccumulation', 'Interpretation', 'larger pictures', 'export',
+    'several labels: `fit`', 'numbers: `fit`'))]
 NAMES = [o[0].replace('`', '')[:40] for o in CALLS]
 
 @pytest.mark.parametrize('which', ['Redis', pytest.param('shards', marks=pytest.mark.slow)])

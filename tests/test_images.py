@@ -37,7 +37,7 @@ def how(request, monkeypatch):
     elif images._jpeg is None or images._pixels is None:
         pytest.skip('the C modules are not built: no compiler, or no jpeglib.h')
 
-@pytest.fixture(params=['vectors','plain C'])
+@pytest.fixture(params=['vectors', pytest.param('plain C', marks=pytest.mark.slow)])
 def pixels(request, tmp_path, monkeypatch):
     "The C module as it is installed; and compiled without vector instructions, as for another processor"
     if images._pixels is None: pytest.skip('the C module is not built')
@@ -187,7 +187,7 @@ def test_a_bomb_is_pillows_to_refuse():
     b[i+5:i+9] = b'\xff\xff\xff\xff'   # 65,535 pixels squared
     with pytest.raises(Image.DecompressionBombError): open_image(bytes(b), PILImage)
 
-@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=2)], ids=str)
+@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=1), dict(num_workers=0, threads=2)], ids=str)
 def test_a_damaged_sample_is_named(kw):
     "Of what was stored damaged, which checksums do not see: when its pixels are asked for, in whatever process"
     files = [jpeg(64, 48)]*40

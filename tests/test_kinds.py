@@ -102,7 +102,8 @@ KW = dict(bs=6, num_workers=0, device='cpu')
 def from_store(store, x, y, **kwargs):
     return DataLoaders.from_store(store, x=x, y=y, seed=1, **{**tfms(), **KW, **kwargs})
 
-@pytest.mark.parametrize('kind', CASES)
+@pytest.mark.parametrize('kind', [kind if kind in ('mask','boxes','points') else
+    pytest.param(kind, marks=pytest.mark.slow) for kind in CASES])
 def test_everything_that_a_user_does(store, kind, tmp_path):
     "Show a batch, train, show results, predict, export and load"
     x,y,make,loss = CASES[kind]

@@ -40,15 +40,12 @@ def numbered(request, tmp_path_factory):
     def fn(i): return {'png':draw(i), 'age.f4':float(i)}
     if request.param=='memory': return in_memory(range(40), fn)
     folder = tmp_path_factory.mktemp('numbered')/'numbered'
-    to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False)
-    return ShardStore(folder)
+    return to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False).store
 
 def seen(dl): return [int(o) for b in dl for o in b[1]]
 
 def of_numbers(store, **kwargs):
     return DataLoaders.from_store(store, y='age.f4', **{**dict(item_tfms=Resize(16), bs=8, num_workers=0), **kwargs})
-
-two_or_none = pytest.mark.parametrize('workers', [0, 2])
 
 # --- training and predicting
 
@@ -184,7 +181,7 @@ def test_batches_are_normalised_by_statistics_of_the_store(stores, where):
         assert sum(isinstance(t, (Normalize, MeanImage)) for t in fs)==1 and tfm in list(fs)
 
 @pytest.mark.slow
-@two_or_none
+@pytest.mark.parametrize('workers', [0, 2])
 def test_balance_draws_rare_labels_as_often_as_common_ones(server, workers):
     "From a split, too; validation is as it is"
     rows = [{'png':np.full((8,8), i%256, np.uint8), 'cls':'rare' if i%20==0 else 'common'} for i in range(400)]

@@ -57,7 +57,7 @@ def test_one_request_a_batch(memory, monkeypatch):
     numbers(DataLoader(Subset(chain(memory), range(20)), batch_size=20))
     assert asked[-1][0]==20 and len(asked)==4
 
-@pytest.mark.parametrize('kind', ['batches','batched'])
+@pytest.mark.parametrize('kind', ['batches', pytest.param('batched', marks=pytest.mark.slow)])
 def test_whole_shards_are_fetched_once(remote, kind, tmp_path, monkeypatch):
     "A worker reads its shards through the cache; the last shards of an epoch were fetched ahead"
     fetched = tmp_path/'log'
@@ -123,8 +123,7 @@ def mixed(tmp_path):
         members.append((f'{i:04}.cls', b'%d'%(i%3)))
         if i%2: members.append((f'{i:04}.json', b'{}'))
     write_tar(tmp_path/'a.tar', members)
-    index_shards(str(tmp_path), num_workers=1, progress=False)
-    return ShardStore(str(tmp_path))
+    return index_shards(str(tmp_path), num_workers=1, progress=False).store
 
 def test_alternatives(mixed):
     ds = RemoteDataset(mixed).decode('pil')

@@ -181,7 +181,7 @@ PLACES_OF_PASSWORDS = ['redis://user:{}@host/0', 'redis://:{}@host:1,other:2', '
     'unix:///tmp/s?db=0&password={}', 'redis://user@host?password={}&db=1']
 malformed = st.text(st.sampled_from([*':/?#@&=%[];,.+ 017x', '\udcff', '\u212a', '\n']), max_size=4)
 
-@examples(400)
+@examples(200)
 @example('unix://user:{}@/tmp/s', '12/', '')
 @example('unix://:{}@/tmp/s', 'a@?x', '')
 @example('redis://host/0?password={}', 'a&', '')

@@ -15,7 +15,6 @@ from inputs import column, encoded, in_memory, loaded, npy, raw_samples, stored,
 from fastai_remote import (CorruptSample, MissingSample, RedisStore, ShardStore, StoreError, StoreFull,
     StoreNotFound, csv_samples, drawing_samples, image_samples, tar_samples, to_redis, to_shards)
 from fastai_remote.source.datasets import as_source, stored_samples
-from fastai_remote.source.tars import expand_braces
 from fastai_remote.store.base import image_stats
 
 OPTIONS = dict(num_workers=1, progress=False)
@@ -162,10 +161,6 @@ def test_hostile_members_of_tars_do_nothing(tmp_path):
     store,report = in_memory(tar_samples(path, key=True), max_failed=1)
     assert sorted(tmp_path.rglob('*'))==before and all(o['pyd']==o['pickle']==bad and o['txt']=='text' for o in store)
     assert len(store)==len(names) and report.failed==1   # the array
-
-def test_names_with_braces_that_are_there_are_not_expanded(tmp_path):
-    (path := tmp_path/'a{0,1}.tar').touch()
-    assert expand_braces(path)==path and expand_braces(str(path))==str(path)
 
 @pytest.mark.parametrize('name,source', [('part.csv',csv_samples), ('part.tar',tar_samples)])
 def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, name, source):

@@ -238,7 +238,8 @@ def test_splits_of_large_row_groups_take_little_memory(tmp_path):
     with at_most(6_000_000): ids = [row['id'] for _,row in source.read(np.arange(0, n, 30))]
     assert source.splits=={'train':[0,n//2],'test':[n//2,n]} and ids[:3]==[0,60,120]
 
-@pytest.mark.parametrize('make', [pd.DataFrame, pl.DataFrame, pa.table], ids=['pandas','polars','arrow'])
+@pytest.mark.parametrize('make', [pd.DataFrame, pytest.param(pl.DataFrame, marks=pytest.mark.slow), pa.table],
+    ids=['pandas','polars','arrow'])
 def test_splits_of_a_table_in_memory_are_found_in_flat_memory(make):
     "No list of the values of the whole split column"
     n = 199_998

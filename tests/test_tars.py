@@ -9,19 +9,11 @@ from fastai_remote.ingest.run import ingest
 from fastai_remote.source.tars import DamagedTar, tar_members
 from fastai_remote.write.base import MemoryWriter
 from fault_storage import flipped
+from inputs import tar_header as header, tar_member as member
 from shard_helpers import tar
 
 BLOCK = 512
 END = bytes(2*BLOCK)
-
-def header(name, size=0, kind=tarfile.REGTYPE, fmt=tarfile.GNU_FORMAT, **attributes):
-    info = tarfile.TarInfo(name)
-    info.size,info.type = size,kind
-    for k,v in attributes.items(): setattr(info, k, v)
-    return info.tobuf(fmt, 'utf-8', 'surrogateescape')
-
-def member(name, content, fmt=tarfile.GNU_FORMAT, **attributes):
-    return header(name, len(content), fmt=fmt, **attributes)+content+bytes(-len(content)%BLOCK)
 
 def raw_header(name, size_field, kind=b'0'):
     "A header with the 12 bytes `size_field` in place of its size, and the checksum that belongs to them"
@@ -138,7 +130,7 @@ def both(path): return read_as_stream(path),read_by_index(path.parent)
 @pytest.mark.parametrize('name', UNUSUAL)
 def test_both_readers_agree_on_unusual_tars(tmp_path, name):
     data,numbers,fails = UNUSUAL[name]
-    for extension in EXTENSIONS:
+    for extension in 'tar',('tar.gz','tgz')[list(UNUSUAL).index(name)%2]:
         for samples,failures in both(write(tmp_path/extension, extension, data)):
             assert samples==expected(*numbers)
             assert bool(failures)==fails, failures

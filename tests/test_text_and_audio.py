@@ -459,7 +459,7 @@ def test_damaged_headers_of_wav_files_are_named():
         with fails(ValueError, f'a damaged wav file.*{why}'): read_audio(content)
     with fails(ValueError, 'promises 2 values, and 1 are there'): read_audio(good[:-1])
 
-@pytest.mark.parametrize('field', ['wav','audio.npy'])
+@pytest.mark.parametrize('put,field', [('redis','wav'), ('shards','audio.npy')], indirect=['put'])
 def test_recordings_have_the_batches_of_plain_torch(put, field):
     audio,_ = put(RECORDS, shuffle=False, chunk=7)
     dls = audio_dls(audio, field, y='cls', bs=8, seed=1)

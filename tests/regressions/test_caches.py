@@ -35,7 +35,6 @@ def test_shards_of_a_copied_manifest_are_not_those_of_the_genuine_dataset(copies
     with pytest.raises(StoreError): store.get_many([3], 'txt')
 
 def test_values_of_a_copied_manifest_have_other_keys_in_redis(copies, server):
-    _,genuine,copied = copies
     keys = {TieredStore(server.url, ShardStore(url, cache=False)).prefix for url in copies[1:]}
     assert len(keys)==2
 
@@ -62,7 +61,6 @@ def test_a_shard_with_a_long_name_is_kept(tmp_path):
     name = '/'.join('é'*60 for _ in range(3))+'/a.tar.gz'
     tar(tmp_path/'d'/name, [('0.txt', b'one'), ('0.cls', b'1')], 'w:gz')
     index_shards(tmp_path/'d', to=tmp_path/'index', num_workers=0, progress=False)
-    store = ShardStore(tmp_path/'index', shards_url=tmp_path/'d', cache=tmp_path/'cache')
-    assert store[0]['txt']=='one'
+    assert ShardStore(tmp_path/'index', shards_url=tmp_path/'d', cache=tmp_path/'cache')[0]['txt']=='one'
     kept, = (tmp_path/'cache').glob('*.tar.gz')
     assert len(kept.name.encode())<255

@@ -3,6 +3,7 @@ import inspect, sys
 from pathlib import Path
 
 import jedi
+import pytest
 from fastai.data.core import DataLoaders
 
 import fastai_remote, fastai_remote.block
@@ -15,6 +16,7 @@ def completed(code): return [name.name for name in jedi.Script(code).complete()]
 def test_the_stub_has_all_names():
     assert STUB.read_text()==stub() and (STUB.parent/'py.typed').exists()
 
+@pytest.mark.slow
 def test_names_are_completed():
     for start in 'import fastai_remote\nfastai_remote.', 'from fastai_remote import *\n':
         assert completed(f'{start}to_')==['to_redis','to_shards'] and completed(f'{start}StoreN')==['StoreNotFound']

@@ -1,7 +1,7 @@
 """`fn` gets images as `store[i]` has them: images of Pillow, decoded when needed, stored unchanged if not touched
 
 In `datasets.Dataset.map`, an image is one of Pillow, too."""
-import io
+import io, itertools
 
 import numpy as np
 import pytest
@@ -30,13 +30,11 @@ def with_fn(request, tmp_path):
             (tmp_path/'f').mkdir()
             for name,content in images.items():
                 (tmp_path/'f'/f"{name.split('.')[0]}.{names.get(field, field)}").write_bytes(content)
-            to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options)
-            return ShardStore(tmp_path/'d')
+            return to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options).store
         if request.param=='tar':
             to_shards(tar_samples([write_tar(tmp_path/'a.tar', list(images.items()))]), tmp_path/'d', fn=fn, **options)
             return ShardStore(tmp_path/'d')
-        to_shards([{field:content} for content in images.values()], tmp_path/'s', **options)
-        store = ShardStore(tmp_path/'s')
+        store = to_shards([{field:content} for content in images.values()], tmp_path/'s', **options).store
         if request.param=='store':
             store.map(fn, tmp_path/'d', num_workers=0, progress=False)
             return ShardStore(tmp_path/'d')
@@ -61,7 +59,8 @@ def decode(sample):
     return {**{f:v for f,v in sample.items() if f[:2]!='__'}, 'sum.i8':int(np.array(image.convert('L')).sum()),
             'fastai.json':list(PILImage.create(image).size)}
 
-@pytest.mark.parametrize('field,fn', zip(FORMATS, [look, decode]*2))
+@pytest.mark.parametrize('with_fn,field,fn', [*((place, 'jpg', look) for place in ('files','tar','store','added')),
+    ('files','png',decode), ('tar','img',decode), ('store','png',decode), ('added','webp',look)], indirect=['with_fn'])
 def test_an_image_that_was_not_changed_is_stored_as_the_file_that_it_was(with_fn, field, fn):
     images = files(field)
     assert values(with_fn(images, fn), field)==list(images.values())
@@ -73,26 +72,27 @@ changes = {
     'a thumbnail in place': lambda image: (image.thumbnail((20,20)), image)[1],
     'a draft': lambda image: (image.draft('L', (20,20)), image.resize((9,9)))[1]}
 
-@pytest.mark.parametrize('change', changes)
-def test_an_image_that_was_changed_is_stored_changed(with_fn, change):
-    images = files('png')
-    store = with_fn(images, lambda sample: {'png':changes[change](sample['png'])})
-    for stored,content in zip(values(store, 'png'), images.values()):
-        expected = changes[change](Image.open(io.BytesIO(content)))
-        assert np.array_equal(np.array(Image.open(io.BytesIO(stored))), np.array(expected))
+def test_an_image_that_was_changed_is_stored_changed():
+    codec,content = get_codec('png'),encoded(draw(0))
+    for name,change in changes.items():
+        stored = codec.to_bytes(change(codec.opened(content)))
+        expected = change(Image.open(io.BytesIO(content)))
+        assert np.array_equal(np.array(Image.open(io.BytesIO(stored))), np.array(expected)), name
 
-def test_another_orientation_is_another_image(with_fn):
-    def turned(sample):
-        sample['jpg'].getexif()[274] = 6
+def test_fn_may_change_an_image_in_place_or_give_another_one(with_fn):
+    "The first one gets another orientation, the second one other pixels, and the third one becomes a smaller file"
+    sizes = (90,70),(80,70),(70,70)
+    options = dict(quality=95, exif=Image.Exif().tobytes())
+    images = {f'{k}.jpg':encoded(draw(k).resize(size), 'JPEG', **options) for k,size in enumerate(sizes)}
+    def fn(sample):
+        if sample['jpg'].width==90: sample['jpg'].getexif()[274] = 6
+        elif sample['jpg'].width==80: sample['jpg'].paste((255,0,0), (0,0,80,70))
+        else: return {'jpg':shrink(32)(sample)['jpg']}
         return {'jpg':sample['jpg']}
-    images = files('jpg', exif=Image.Exif().tobytes())
-    stored = values(with_fn(images, turned), 'jpg')
-    assert [Image.open(io.BytesIO(b)).getexif().get(274) for b in stored]==[6]*3
-
-def test_shrink_reads_files_as_before(with_fn):
-    images = {f'{k}.jpg':encoded(draw(k).resize((90,70)), 'JPEG', quality=95) for k in range(3)}
-    expected = [bytes(shrink(32)({'jpg':content})['jpg']) for content in images.values()]
-    assert values(with_fn(images, lambda sample: {'jpg':shrink(32)(sample)['jpg']}), 'jpg')==expected
+    turned,red,small = values(with_fn(images, fn), 'jpg')
+    assert Image.open(io.BytesIO(turned)).getexif().get(274)==6
+    assert np.array(Image.open(io.BytesIO(red)))[0,0].tolist()==[254,0,0]
+    assert small==bytes(shrink(32)({'jpg':images['2.jpg']})['jpg'])
 
 def test_a_file_that_is_cut_off_fails_its_sample(tmp_path):
     (tmp_path/'f').mkdir()
@@ -174,3 +174,35 @@ def test_pixels_that_were_put_into_an_image_are_stored():
     image.im = other.im
     assert codec.file_of(image) is None
     assert np.array_equal(np.array(Image.open(io.BytesIO(codec.to_bytes(image)))), np.array(other))
+
+# --- photographs of phones, which have an EXIF orientation, are shrunk to pixels: upright, if the user says so
+
+def photograph(orientation, size=(40,24), fmt='PNG'):
+    "The file of a picture that a phone held in another way, whose pixels all differ"
+    im = Image.fromarray(np.arange(size[0]*size[1]*3, dtype=np.uint16).reshape(size[1], size[0], 3).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    return encoded(im, fmt, exif=exif)
+
+@pytest.mark.parametrize('orientation', range(2, 9))
+def test_turned_pixels_are_those_of_exif_transpose(orientation):
+    b = photograph(orientation)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(b)))
+    for size,codec in itertools.product((24,100), ('raw','png')):
+        sample = shrink(size, codec=codec, turn=True)({'img':b})
+        shown = get_codec(codec).unpack(bytes(sample[codec]))
+        assert np.array_equal(np.asarray(shown), np.asarray(upright)) and 0x112 not in shown.getexif()
+
+def test_smaller_ones_are_upright_too():
+    b = photograph(6, (400,240), 'JPEG')
+    for codec,image in itertools.product(('raw','jpg'), (b, Image.open(io.BytesIO(b)))):
+        sample = shrink(48, codec=codec, turn=True)({'img':image})
+        assert get_codec(codec).unpack(bytes(sample[codec])).size==(48,80)
+
+def test_without_turn_the_error_names_it_and_files_keep_the_orientation():
+    b = photograph(6, fmt='JPEG')
+    for codec in 'raw','bits':
+        resample = {'resample':Image.Resampling.NEAREST} if codec=='bits' else {}
+        with pytest.raises(ValueError, match=r'orientation 6.*shrink\(…, turn=True\) turns it'):
+            shrink(12, codec=codec, **resample)({'img':b})
+    assert Image.open(io.BytesIO(bytes(shrink(12)({'img':b})['jpg']))).getexif()[0x112]==6

@@ -41,29 +41,32 @@ def images(tmp_path):
 LABELS = dict(ints=[1,10,5,1,10,5], negative=[-1,0,7,7,0,-1], bools=[True,False,True,True,False,True],
     texts=['b','a','c','a','b','c'], mixed=['1','x','10','1','x','10'], codes=['a1','10','2','10','2','a1'])
 
-@pytest.mark.parametrize('labels', LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize('route', ['csv','tsv','pandas','polars','arrow','parquet'])
-def test_the_vocabulary_is_that_of_stock_fastai(images, route, labels):
-    table = {'name':[f'{i}.png' for i in range(6)], 'label':labels}
+@pytest.mark.parametrize('labels', LABELS)
+def test_the_vocabulary_is_that_of_stock_fastai(images, labels):
+    "Of a CSV file and of a table; that other routes have the same one is tested below"
+    table = {'name':[f'{i}.png' for i in range(6)], 'label':LABELS[labels]}
     path = to_csv(images, table)
     options = dict(bs=2, num_workers=0, item_tfms=None)
-    if route=='csv': stock = ImageDataLoaders.from_csv(images, path.name, **options)
-    else: stock = ImageDataLoaders.from_df(pd.DataFrame(table), images, **options)
-    source = table_samples(ROUTES[route](images, table), fn_col='name', label_col='label', folder=images)
-    dls = DataLoaders.from_store(in_memory(source)[0], bs=2, num_workers=0)
-    assert [str(label) for label in dls.vocab]==[str(label) for label in stock.vocab]
-    assert [type(label) for label in dls.vocab]==[type(np.array([label]).tolist()[0]) for label in stock.vocab]
+    for route,stock in (('csv', ImageDataLoaders.from_csv(images, path.name, **options)),
+                        ('pandas', ImageDataLoaders.from_df(pd.DataFrame(table), images, **options))):
+        source = table_samples(ROUTES[route](images, table), fn_col='name', label_col='label', folder=images)
+        vocab = DataLoaders.from_store(in_memory(source)[0], bs=2, num_workers=0).vocab
+        assert list(map(str, vocab))==list(map(str, stock.vocab)), route
+        assert list(map(type, vocab))==[type(np.array([label]).tolist()[0]) for label in stock.vocab], route
 
 @pytest.mark.parametrize('route', ROUTES)
-@pytest.mark.parametrize('labels', LABELS.values(), ids=LABELS)
-def test_fields_and_labels_by_every_route(tmp_path, route, labels):
-    "Without names of columns: `text` is `txt`, `label` is `cls`, and other fields are called alike"
-    table = {'text':[f'text {i}' for i in range(6)], 'label':labels, 'age':range(6), 'size':np.arange(6)/4,
-             'good':[True,False]*3, 'caption':['a b']*6}
-    store,report = in_memory(ROUTES[route](tmp_path, {k:list(v) for k,v in table.items()}))
-    assert report.failed==0 and store.fields==['txt','cls','age.i8','size.f8','good.u1','caption.txt']
-    assert typed(store.vocab)==typed(sorted(set(labels))) and column(store, 'cls')==labels
-    assert column(store, 'age.i8')==list(range(6)) and column(store, 'good.u1')==[1,0]*3
+def test_fields_and_labels_by_every_route(tmp_path, route):
+    "Without names of columns: `text` is `txt`, `label` is `cls` if it has no fractions, other fields are called alike"
+    for labels in LABELS.values():
+        table = {'text':[f'text {i}' for i in range(6)], 'label':labels, 'age':range(6), 'size':np.arange(6)/4,
+                 'good':[True,False]*3, 'caption':['a b']*6}
+        store,report = in_memory(ROUTES[route](tmp_path, {k:list(v) for k,v in table.items()}))
+        assert report.failed==0 and store.fields==['txt','cls','age.i8','size.f8','good.u1','caption.txt']
+        assert typed(store.vocab)==typed(sorted(set(labels))) and column(store, 'cls')==labels
+        assert column(store, 'age.i8')==list(range(6)) and column(store, 'good.u1')==[1,0]*3
+    if route!='objects':
+        store,report = in_memory(ROUTES[route](tmp_path, {'label':[1.,2.5,3.], 'txt':['a']*3}))
+        assert report.failed==0 and store.fields==['label.f8','txt'] and column(store, 'label.f8')==[1.,2.5,3.]
 
 @pytest.mark.parametrize('route', sorted(set(ROUTES)-{'hf_stream','reader','lazy'}))
 def test_whole_numbers_of_which_some_are_missing(tmp_path, route):
@@ -72,18 +75,13 @@ def test_whole_numbers_of_which_some_are_missing(tmp_path, route):
     assert report.failed==1 and "column 'label'" in report.failures[0][1] and store.fields==['cls','x.f4']
     assert typed(store.vocab)==typed([1,3,10]) and sorted(column(store, 'cls'))==[1,1,3,3,10]
 
-@pytest.mark.parametrize('route', sorted(set(ROUTES)-{'objects'}))
-def test_floats_called_label_are_numbers(tmp_path, route):
-    store,report = in_memory(ROUTES[route](tmp_path, {'label':[1.,2.5,3.], 'txt':['a']*3}))
-    assert report.failed==0 and store.fields==['label.f8','txt'] and column(store, 'label.f8')==[1.,2.5,3.]
-
 @pytest.mark.parametrize('route', sorted(set(ROUTES)-{'hf','hf_stream'}))
 def test_floats_that_are_asked_for_as_labels(tmp_path, route):
     "Whole ones are whole numbers; others are failures that say where they belong"
     table = table_samples(ROUTES[route](tmp_path, {'y':[1.,2.5,3.,1.], 'txt':['a']*4}), fields={'y':'cls', 'txt':'txt'})
     store,report = in_memory(table)
     (_,why), = report.failures
-    assert typed(store.vocab)==typed([1,3]) and "column 'y'" in why and 'target.f4' in why
+    assert typed(store.vocab)==typed([1,3]) and all(part in why for part in ("column 'y'", 'is no whole', 'target.f4'))
 
 def test_splits_of_csv_files_are_decided_together(tmp_path):
     "A text in one file makes texts of all, as in one table"

@@ -9,8 +9,7 @@ from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import ShardStore
 
 def write(folder, source, **kwargs):
-    to_shards(source, folder, num_workers=0, shuffle=False, progress=False, **kwargs)
-    return ShardStore(folder)
+    return to_shards(source, folder, num_workers=0, shuffle=False, progress=False, **kwargs).store
 
 def test_an_fn_without_return(tmp_path):
     with pytest.raises(IngestError, match='item 2: TypeError: fn returned None'):

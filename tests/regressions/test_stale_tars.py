@@ -72,30 +72,30 @@ def place(request, tmp_path):
 def test_a_tar_that_was_replaced_is_an_error(place):
     "By one of the same size; also in a store that has read it, when the next epoch begins"
     store,again = place.open(),place.open()
-    assert texts(store)==OLD
+    stream = RemoteDataset(place.open()).to_tuple('txt', 'cls').stream(shuffle=False)
+    assert texts(store)==OLD and len(list(stream))==8
     place.put('a.tar', samples('new'))
     store.new_epoch()
     for other in store,again,place.open():
         with pytest.raises(CorruptSample, match='a.tar has changed since it was indexed.*overwrite=True'): texts(other)
         assert texts_of(other, range(4, 8))==OLD[4:]   # the other tar is the same
+    with pytest.raises(CorruptSample, match='a.tar has changed'): list(stream)
     report = store.verify(num_workers=1)
     assert report.bad or report.rest
 
 def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
 
 def test_labels_of_a_tar_that_was_replaced_are_not_those_of_the_index(place):
-    members = samples('old')
+    "Until it is indexed anew, which has to be said"
+    with pytest.raises(StoreExists, match='none is new'): place.index()
+    members = samples('new')
     place.put('b.tar', [(name, b'1' if name=='2.cls' else value) for name,value in members])
     store = place.open()
     assert texts_of(store, range(4))==OLD[:4]
     with pytest.raises(CorruptSample, match='b.tar has changed'): store.get_many([7], ['txt','cls'])
-
-def test_epochs_notice_it(place):
-    ds = RemoteDataset(place.open()).to_tuple('txt', 'cls')
-    loader = ds.stream(shuffle=False) if hasattr(ds, 'stream') else ds
-    assert len(list(iter(loader)))==8
-    place.put('a.tar', samples('new'))
-    with pytest.raises(CorruptSample, match='a.tar has changed'): list(iter(loader))
+    with pytest.raises(StoreExists, match='b.tar has changed since it was indexed.*overwrite=True'): place.index()
+    place.index(overwrite=True)
+    assert texts(place.open())==OLD[:4]+NEW[:4] and place.open()[6]['cls']==1
 
 def test_a_sample_that_was_added_in_place_is_noticed(place):
     place.put('a.tar', [*samples('old'), ('9.txt', b'added'), ('9.cls', b'1')])
@@ -116,13 +116,6 @@ def test_other_times_are_no_change(place):
     place.put('a.tar', samples('new'))   # a second change
     with pytest.raises(CorruptSample, match='a.tar has changed'): texts(place.open())
 
-def test_indexing_again_says_what_has_changed(place):
-    with pytest.raises(StoreExists, match='none is new'): place.index()
-    place.put('b.tar', samples('new'))
-    with pytest.raises(StoreExists, match='b.tar has changed since it was indexed.*overwrite=True'): place.index()
-    place.index(overwrite=True)
-    assert texts(place.open())==OLD[:4]+NEW[:4]
-
 def test_compressed_tars_are_not_read_from_old_copies(tmp_path):
     "Also if both have the same size, as files of random content"
     file = tar(tmp_path/'d/a.tar.gz', samples('old'), 'w:gz')
@@ -137,26 +130,28 @@ def test_compressed_tars_are_not_read_from_old_copies(tmp_path):
     index_shards(tmp_path/'d', overwrite=True, **ONE)
     assert texts(open_store())==OLD[:4]
 
-def test_values_in_redis_are_not_those_of_an_old_tar(tmp_path, server):
+@pytest.fixture
+def one(tmp_path):
+    "A folder with one tar, which is indexed there"
     place = Disk(tmp_path)
     place.put('a.tar', samples('old'))
     index_shards(place.folder, **ONE)
-    store = TieredStore(server.url, ShardStore(place.folder))
+    return place
+
+def test_values_in_redis_are_not_those_of_an_old_tar(one, server):
+    store = TieredStore(server.url, ShardStore(one.folder))
     assert texts(store)==OLD[:4] and store.flush()
-    place.put('a.tar', samples('new'))
+    one.put('a.tar', samples('new'))
     store.new_epoch()
     with pytest.raises(CorruptSample, match='a.tar has changed'): texts(store)
 
-def test_a_dataset_that_was_edited_or_got_more_tars_notices_it(tmp_path):
-    place = Disk(tmp_path)
-    place.put('a.tar', samples('old'))
-    index_shards(place.folder, **ONE)
-    place.put('b.tar', samples('old'))
-    index_shards(place.folder, **ONE)
-    ShardStore(place.folder).edit(set={'txt':{0:'edited'}}, drop=[1])
-    assert texts(ShardStore(place.folder))==['edited','old 2','old 3',*OLD[:4]]
-    place.put('b.tar', samples('new'))
-    store = ShardStore(place.folder)
+def test_a_dataset_that_was_edited_or_got_more_tars_notices_it(one):
+    one.put('b.tar', samples('old'))
+    index_shards(one.folder, **ONE)
+    ShardStore(one.folder).edit(set={'txt':{0:'edited'}}, drop=[1])
+    assert texts(ShardStore(one.folder))==['edited','old 2','old 3',*OLD[:4]]
+    one.put('b.tar', samples('new'))
+    store = ShardStore(one.folder)
     assert texts_of(store, [1,2])==['old 2','old 3']
     with pytest.raises(CorruptSample, match='b.tar has changed'): texts(store)
 
@@ -172,12 +167,8 @@ def test_a_copy_with_the_same_times_is_not_read_to_compare_it(tmp_path):
     store = ShardStore(tmp_path/'index', shards_url=tmp_path/'copy')
     assert texts(store)==OLD[:4] and not store.part(0).whole_shards.compared
 
-def test_adding_tars_to_a_copy_records_its_times(tmp_path):
-    place = Disk(tmp_path)
-    place.put('a.tar', samples('old'))
-    index_shards(place.folder, **ONE)
-    place.touch('a.tar')
-    place.put('b.tar', samples('old'))
-    index_shards(place.folder, **ONE)
-    store = ShardStore(place.folder)
+def test_adding_tars_to_a_copy_records_its_times(one):
+    one.touch('a.tar')
+    one.put('b.tar', samples('old'))
+    store = index_shards(one.folder, **ONE).store
     assert texts(store)==OLD and not store.part(0).whole_shards.compared

@@ -1,5 +1,5 @@
 "What others have made takes no more memory and time than it should, whatever it says; wrong types are errors of ours"
-import base64, copy, gzip, io, json, os, random, shutil, subprocess, sys, tarfile, zlib
+import base64, copy, gzip, json, os, random, shutil, subprocess, sys, zlib
 from functools import partial
 
 import numpy as np
@@ -12,13 +12,11 @@ from fastai_remote.core import seal, StoreError
 from fastai_remote.store.base import image_stats
 from fastai_remote.source import tars
 from fastai_remote.store.shard_index import INDEX_MAGIC, ShardManifest, ShardTable
-from inputs import in_memory, write_tar
+from inputs import encoded, in_memory, tar_header as header, tar_member as member, write_tar
 from limits import measured, STRANGE, zeros
 from shard_helpers import ONE, put
 
-def image(k):
-    Image.new('RGB', (8,8), (k,9,9)).save(file:=io.BytesIO(), 'JPEG')
-    return file.getvalue()
+def image(k): return encoded(Image.new('RGB', (8,8), (k,9,9)), 'JPEG')
 
 def samples(n=6):
     return [{'jpg':image(k), 'cls':'ab'[k%2], 'labels':['x','y'][:k%3], 'id':k, 'txt':f'text {k}'} for k in range(n)]
@@ -160,13 +158,6 @@ def gzipped(parts):
         result += [packer.compress(content)+packer.flush(zlib.Z_FULL_FLUSH) for content in contents]
         if isinstance(part, int): result += result[-1:]*(part-2)
     return b''.join(result)
-
-def header(name, size):
-    info = tarfile.TarInfo(name)
-    info.size = size
-    return info.tobuf(tarfile.USTAR_FORMAT)
-
-def member(name, content): return header(name, len(content))+content+bytes(-len(content)%512)
 
 def index(path): index_shards([path], f'{path}-index', max_failed=1., **ONE)
 def write(path): to_shards(tar_samples(path), f'{path}-shards', max_failed=1., **ONE)
