@@ -228,7 +228,7 @@ def are_runs(d):
 _is_valid = dict(fields=_is_field,
     splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
     vocab=lambda o: _is_list(o, str, int, bool),
-    counts=lambda o: _is_list(o, int),
+    counts=lambda o: _is_list(o, int) and all(0<=n<1<<62 for n in o),
     stats=_is_summary)
 
 _uid = re.compile(r'[!-.0-[\]-~]{0,100}')   # it is a part of the names of files

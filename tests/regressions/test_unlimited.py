@@ -39,6 +39,9 @@ def replaced(content, path, value):
     o[path[-1]] = value
     return content
 
+# Also of the threads that summarise a dataset
+pytestmark = pytest.mark.filterwarnings('error::pytest.PytestUnhandledThreadExceptionWarning')
+
 OTHERS = [None, True, -1, 0, 1, 1.5, 10**30, '', 'a/b', '\0', '..', '\ud800',
           [], [[]], [None], ['a','a'], {}, {'':[]}, {'a':{}}, [{}]*3]
 
