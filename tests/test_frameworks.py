@@ -333,11 +333,11 @@ if __name__=='__main__':
 '''
 @pytest.mark.slow
 @processes
-def test_lightning(path, tmp_path):
+def test_lightning(interpreters, path, tmp_path):
     "Lightning starts the second process itself; it cannot replace our batches, and says how to leave them as they are"
     pytest.importorskip('lightning')
     (tmp_path/'script.py').write_text(HEAD+LIGHTNING)
-    assert run_script(tmp_path, path)==0, said(tmp_path)
+    interpreters.run(tmp_path/'script.py', path, tmp_path, env={**os.environ, 'CUDA_VISIBLE_DEVICES':''}, check=True)
     a,b = saved(tmp_path)
     assert 'Trainer(use_distributed_sampler=False)' in a.pop('error') and b.pop('error')
     for kind in a: each_once(a[kind], b[kind])
