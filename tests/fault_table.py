@@ -24,7 +24,7 @@ from redis.crc import key_slot
 import fault_backends
 from clusters import SLOTS, wait_for
 from fault_backends import (BACKENDS, disturbed, hang_up, is_picture, masterless, N, png_of,
-                            refused, run_script, samples, Slow, unsaved)
+                            refused, run_script, samples, Slow, unsaved, write_script)
 from fastai_remote import StoreError, StoreNotFound
 from fastai_remote.store.redis_layout import key_layout
 
@@ -450,13 +450,13 @@ def stop_epoch(name, backend, stop):
 SCRIPT = '''
 import json, sys
 from fault_backends import write_script
-write_script(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+write_script(json.loads(sys.argv[1]), sys.argv[2], num_workers=2)
 '''
 
-def start_ingest(backend, flag, num_workers=2):
-    "The ingest in a process group of its own"
+def start_ingest(backend, flag):
+    "The ingest, with two workers, in a process group of its own"
     path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get('PYTHONPATH', '')])
-    args = [sys.executable, '-c', SCRIPT, json.dumps(backend.address('new')), str(flag), str(num_workers)]
+    args = [sys.executable, '-c', SCRIPT, json.dumps(backend.address('new')), str(flag)]
     return subprocess.Popen(args, env={**os.environ, 'PYTHONPATH':path}, text=True, start_new_session=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -472,8 +472,7 @@ def stop_ingest(name, backend, stop, seen=None):
     seconds = time.monotonic()-began
     assert process.returncode, 'it ended before the fault'
     last = [line for line in process.stderr.read().strip().split('\n') if 'resource_tracker' not in line]
-    again = start_ingest(backend, flag, num_workers=1)
-    assert again.wait(100)==0, again.stderr.read()
+    write_script(backend.address('new'), flag, num_workers=1)
     seen = then_again(seen or anonymous('. '.join(last[-2:])))
     return count_dataset(backend, 'new').row(name, 'ingest', backend, seen, seconds)
 
@@ -489,11 +488,9 @@ case('the ingest is killed', 'ingest redis', 'ingest disk')(
 @case('two ingests of one name', 'ingest redis', 'ingest disk')
 def two_ingests(name, backend):
     began = time.monotonic()
-    processes = [start_ingest(backend, backend.folder/f'flag{k}', num_workers=1) for k in range(2)]
-    outputs = {process.wait(300):process.stderr.read() for process in processes}
-    assert sorted(outputs)==[0,1], outputs
-    kind,message = outputs[1].strip().split('\n')[-1].split(': ', 1)
-    seen = shortened(type(kind.split('.')[-1], (Exception,), {})(message))
+    def write(say, k): write_script(backend.address('new'), backend.folder/f'flag{k}', num_workers=1)
+    with forked(partial(write, k=0)) as (_,one), forked(partial(write, k=1)) as (_,other):
+        seen, = [*one, *other]   # one of them says nothing
     return count_dataset(backend, 'new').row(name, 'ingest', backend, f'One writes the dataset; the other gets {seen}',
                                              time.monotonic()-began)
 

@@ -1,5 +1,5 @@
 "What is in a place for datasets, and all that a reader sees of one, to compare with what ought to be there"
-import json, re, shutil
+import json, re, shutil, tempfile
 
 import redis
 
@@ -46,6 +46,13 @@ class RedisPlace:
     folder = None # Changes there count for `dies_at`; `None`: requests do
     def __init__(self, server): self.server,self.url = server,server.url
     def clear(self): client(self.server).flushall()
+    def copy(self):
+        db = client(self.server)
+        return {key:(max(db.pttl(key), 0), db.dump(key)) for key in db.keys()}
+    def put_back(self, copy):
+        db = client(self.server).pipeline()
+        for key,(milliseconds,value) in copy.items(): db.restore(key, milliseconds, value)
+        db.execute()
     def write(self, source, name='d', **options):
         return to_redis(source, self.url, name, **{**OPTIONS, **options})
     def map(self, store, fn): return store.map(fn, self.url, 'd', **OPTIONS)
@@ -64,6 +71,8 @@ class FolderPlace:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         (self.folder/'notes.txt').write_text('mine')
+    def copy(self): return shutil.copytree(self.folder, tempfile.mkdtemp(dir=self.folder.parent), dirs_exist_ok=True)
+    def put_back(self, copy): shutil.copytree(copy, self.folder, dirs_exist_ok=True)
     def write(self, source, **options):
         return to_shards(source, self.folder, **{**OPTIONS, 'maxsize':30_000, **options})
     def map(self, store, fn): return store.map(fn, self.folder, maxsize=30_000, **OPTIONS)

@@ -53,7 +53,7 @@ def two_ranks(interpreters, path, tmp_path):
         (tmp_path/'script.py').write_text(HEAD+script)
         env = dict(os.environ, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', CUDA_VISIBLE_DEVICES='',
                    MASTER_PORT=str(free_port()), ACCELERATE_USE_CPU='true', GLOO_SOCKET_IFNAME='lo')
-        ranks = [interpreters.start(tmp_path/'script.py', path, tmp_path, fastai=False,
+        ranks = [interpreters.start(tmp_path/'script.py', path, tmp_path,
                                     env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(2)]
         for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-3000:]
         return saved(tmp_path)
@@ -83,7 +83,8 @@ def each_once(a, b, twice=1):
 # --- accelerate
 
 ACCELERATE = '''
-if __name__=='__main__':   # and not in a worker that is spawned
+if __name__=='__main__':   # and not in a worker that is spawned: it gets pickles, and here it has torch already
+    torch.multiprocessing.set_forkserver_preload(['torch', 'fastai_remote.load.dataset'])
     from accelerate import Accelerator, DataLoaderConfiguration
     from fastai_remote.load.frameworks import prepare_loader
 
@@ -93,7 +94,7 @@ def loaders():
     loader = prepare_loader(accelerator, loader)
     yield 'batches', accelerator.prepare(loader)   # which has no effect
     yield 'batched', prepare_loader(accelerator, DataLoader(ds.batched(8), batch_size=None, num_workers=1))
-    spawned = DataLoader(ds.batched(8), batch_size=None, num_workers=1, multiprocessing_context='spawn')
+    spawned = DataLoader(ds.batched(8), batch_size=None, num_workers=1, multiprocessing_context='forkserver')
     yield 'spawned', prepare_loader(accelerator, spawned)
     yield 'stream', prepare_loader(accelerator, DataLoader(ds.shuffle(seed=1), batch_size=8, num_workers=1))
     yield 'shuffle', prepare_loader(accelerator, DataLoader(ds, batch_size=8, shuffle=True))
@@ -104,7 +105,7 @@ def loaders():
 
 def divided_again(accelerator):
     "Loaders that accelerate prepares by itself, and would divide again"
-    workers = dict(num_workers=1, multiprocessing_context='spawn')
+    workers = dict(num_workers=1, multiprocessing_context='forkserver')
     for loader in (DataLoader(ds, batch_sampler=ds.batches(8)), DataLoader(ds.batched(8)),
                    DataLoader(ds.shuffle(seed=1), batch_size=8), DataLoader(ds.batched(8), batch_size=None, **workers)):
         yield accelerator.prepare(loader)
@@ -332,11 +333,11 @@ if __name__=='__main__':
 '''
 @pytest.mark.slow
 @processes
-def test_lightning(path, tmp_path):
+def test_lightning(interpreters, path, tmp_path):
     "Lightning starts the second process itself; it cannot replace our batches, and says how to leave them as they are"
     pytest.importorskip('lightning')
     (tmp_path/'script.py').write_text(HEAD+LIGHTNING)
-    assert run_script(tmp_path, path)==0, said(tmp_path)
+    interpreters.run(tmp_path/'script.py', path, tmp_path, env={**os.environ, 'CUDA_VISIBLE_DEVICES':''}, check=True)
     a,b = saved(tmp_path)
     assert 'Trainer(use_distributed_sampler=False)' in a.pop('error') and b.pop('error')
     for kind in a: each_once(a[kind], b[kind])

@@ -85,6 +85,8 @@ def test_what_botocore_knows_about_s3_is_read_once(s3, monkeypatch):
     "Of two stores, the second makes its client without the files that describe the services of AWS"
     from botocore.loaders import JSONFileLoader
     assert opened(s3)[0]
+    storage = opened(s3).storage
+    assert storage.subfolder('a') is storage.subfolder('a')   # each would make a client of its own
     def load_file(self, path): raise AssertionError(f'{path} is read again')
     monkeypatch.setattr(JSONFileLoader, 'load_file', load_file)
     assert opened(s3)[0]
@@ -221,8 +223,10 @@ def test_a_killed_ingest_is_finished_by_the_same_call(s3, tmp_path, monkeypatch)
         with pytest.raises(StoreBusy, match=writing): make(s3, 'killed')
         with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder='killed')
         kill(ps[0])
-        ps += [ingest('killed'), ingest('whole')]
-        assert [p.wait(300) for p in ps[1:]]==[0,0]
+        ps.append(ingest('killed'))
+        samples = [{'txt':f'sample {i} '*30, 'cls':'abc'[i%3], 'id':i} for i in range(240)]
+        to_shards(samples, url(s3, 'whole'), num_workers=1, maxcount=30, progress=False)
+        assert ps[1].wait(300)==0
     finally:
         for p in ps: kill(p)
     assert alike(objects(s3, 'killed'), objects(s3, 'whole'))

@@ -68,6 +68,7 @@ class StorageLink:
         self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
         self._client = 0,None # The process, and its client
         self._root = None # Path of the folder, as the file system calls it
+        self._subfolders = {} # Those that `subfolder` returned, by name: each has a client of its own
         self.has_answered = False # Has a call succeeded?
         self._part_bytes = _first_part # Of a file that is read in parts: grows and shrinks with the speed of the link
         self.was_saved = False # Was this loaded from a saved pickle?
@@ -123,7 +124,7 @@ class StorageLink:
 
     def __getstate__(self):
         is_saved = get_spawning_popen() is None   # else a worker is being spawned, over a pipe of its own
-        state = {**self.__dict__, '_client':(0,None), 'is_saved':is_saved}
+        state = {**self.__dict__, '_client':(0,None), '_subfolders':{}, 'is_saved':is_saved}
         if not is_saved: return state
         lost = hidden_names(self._options)
         if self._secret_url!=self.url: lost.append('the user or the signature in the URL')
@@ -513,15 +514,20 @@ class Storage(StorageLink):
     def subfolder(self,
         name:str # Name of a folder in this one
     )->'Storage':
-        """The storage of a folder in this one, with the same options
+        """The storage of a folder in this one, with the same options: one object, and so one client, for each `name`
 
         Raises `StoreError` for a symbolic link: what is behind it belongs to somebody else."""
         if self.is_link(name):
             raise StoreError(f'{self.path(name)} is a symbolic link in place of a folder of the dataset: remove it')
+        if name not in self._subfolders:
+            self._subfolders[name] = Storage(self._subfolder_url(name), self.timeout, self._options)
+        return self._subfolders[name]
+
+    def _subfolder_url(self, name):
         before,link,after = _folder_link(self._secret_url)
         folder,mark,query = link.partition('?') if is_http(link) else (link,'','')
         if not folder.endswith('://'): folder = f"{folder.rstrip('/')}/"
-        return Storage('::'.join([*before, f'{folder}{name}{mark}{query}', *after]), self.timeout, self._options)
+        return '::'.join([*before, f'{folder}{name}{mark}{query}', *after])
 
     # --- Writing
 
