@@ -56,10 +56,13 @@ class Finder(ast.NodeVisitor):
         self.scope,self.found = [],[]
         self.visit(ast.parse(text))
 
-    def source(self, node): return ast.get_source_segment(self.text, node)
+    def span(self, node):
+        return self.at(node.lineno, node.col_offset),self.at(node.end_lineno, node.end_col_offset)
+
+    def source(self, node): return self.text[slice(*self.span(node))]
 
     def add(self, operator, node, new):
-        start,end = self.at(node.lineno, node.col_offset),self.at(node.end_lineno, node.end_col_offset)
+        start,end = self.span(node)
         old = self.text[start:end]
         mutant = Mutant(self.module, '.'.join(self.scope), operator, node.lineno, old, new, start)
         if self.scope and old!=new: self.found.append(mutant)
@@ -133,17 +136,18 @@ def changed(mutant, text):
 
 def draw(seed, n):
     "`n` mutants, drawn with `seed`: each operator in turn"
-    found = {}
+    found,texts = {},{}
     for package in PACKAGES:
         for path in sorted((ROOT/'fastai_remote'/package).glob('*.py')):
-            text = path.read_text()
-            for mutant in Finder(f'{package}/{path.name}', text).found:
-                if is_valid(mutant, text): found.setdefault(mutant.operator, []).append(mutant)
+            module = f'{package}/{path.name}'
+            texts[module] = path.read_text()
+            for mutant in Finder(module, texts[module]).found: found.setdefault(mutant.operator, []).append(mutant)
     rng = random.Random(seed)
     for operator in sorted(found): rng.shuffle(found[operator])
     chosen = []
     while len(chosen)<n and any(found.values()):
-        chosen += [found[operator].pop() for operator in sorted(found) if found[operator]]
+        mutants = [found[operator].pop() for operator in sorted(found) if found[operator]]
+        chosen += [mutant for mutant in mutants if is_valid(mutant, texts[mutant.module])]
     return chosen[:n]
 
 def likely_files(module, tests, n=6):

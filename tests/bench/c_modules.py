@@ -1,15 +1,15 @@
 """How much slower is loading without the C modules?
 
 Purpose: an epoch from memory, in this process, with both C modules, without `_jpeg`, and without both. Photographs of
-         500 x 400 pixels are cropped to 224 by `RandomResizedCrop`; drawings of 100 points are drawn from strokes. The
-         contenders take turns. `fastai_remote doctor` quotes the ratios.
+         500 x 400 pixels are cropped to 224 by `RandomResizedCrop`; drawings of 100 points are drawn from strokes;
+         digits of 28 x 28 pixels are PNGs. The contenders take turns. `fastai_remote doctor` quotes the ratios.
 
 Command: python tests/bench/c_modules.py [--rounds 5]
 
 Result:  results/c_modules.json (two cores): see `ratio`, samples per CPU second compared with both modules.
 
 Reason:  without `_jpeg`, Pillow decodes whole images, where the module decodes the region of the crop. Without `_pixels`,
-         NumPy draws.
+         NumPy draws, and Pillow opens PNGs.
 """
 import argparse, json, statistics, sys, time, warnings
 from io import BytesIO
@@ -23,7 +23,7 @@ from fastai.vision.augment import RandomResizedCrop
 from PIL import Image
 
 import fastai_remote.block   # adds `from_store` to `DataLoaders`
-from fastai_remote.codec import pixels, raster
+from fastai_remote.codec import pixels, png, raster
 from fastai_remote.ingest.run import ingest
 from fastai_remote.load import lazy_image
 from fastai_remote.write.base import MemoryWriter
@@ -41,6 +41,12 @@ def drawing(i):
     steps = np.random.default_rng(i).integers(-20, 21, (4,2,25))
     return {'strokes':(128+steps.cumsum(2)).clip(0, 255).tolist(), 'cls':str(i%3)}
 
+def digit(i):
+    noise = np.random.default_rng(i).integers(0, 256, (7,7), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(noise).resize((28,28), Image.Resampling.BICUBIC).save(file, 'PNG')
+    return {'png':file.getvalue(), 'cls':str(i%3)}
+
 def store_of(fn, n):
     writer = MemoryWriter('bench')
     ingest(range(n), writer, fn, num_workers=1, progress=False)
@@ -48,7 +54,7 @@ def store_of(fn, n):
 
 def speed(store, absent, **kwargs):
     "Samples of an epoch per CPU second, without the modules `absent`"
-    changed = [(m, name, getattr(m, name)) for m in (pixels,raster,lazy_image) for name in absent if hasattr(m, name)]
+    changed = [(m, name, getattr(m, name)) for m in (pixels,png,raster,lazy_image) for name in absent if hasattr(m, name)]
     for module,name,_ in changed: setattr(module, name, None)
     try:
         dl = DataLoaders.from_store(store, bs=50, num_workers=0, normalize=False, device='cpu', **kwargs).train
@@ -65,7 +71,7 @@ def main():
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     kinds = {'photographs':(store_of(photograph, 500), dict(item_tfms=RandomResizedCrop(224))),
-             'drawings':(store_of(drawing, 5000), {})}
+             'drawings':(store_of(drawing, 5000), {}), 'digits as PNGs':(store_of(digit, 10000), {})}
     speeds = {kind:{name:[] for name in WITHOUT} for kind in kinds}
     for _ in range(rounds):
         for kind,(store,kwargs) in kinds.items():
@@ -76,8 +82,8 @@ def main():
         results[kind] = {name:dict(samples_cpu_s=round(value, 1), ratio=round(value/medians['both modules'], 2))
                          for name,value in medians.items()}
     file = Path(__file__).parent/'results'/'c_modules.json'
-    text = json.dumps(dict(rounds=rounds, results=results, **about(None, 'fastai_remote fastai torch numpy pillow')), indent=1)
-    file.write_text(text+'\n')
+    where = about(None, 'fastai_remote fastai torch numpy pillow')
+    file.write_text(json.dumps(dict(rounds=rounds, results=results, **where), indent=1)+'\n')
     print(json.dumps(results, indent=1))
 
 if __name__=='__main__': main()
