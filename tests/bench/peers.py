@@ -18,16 +18,16 @@ Command: python tests/bench/peers.py [FOLDER] [--drawings FILE.ndjson] [--n 1920
          must be called site-packages, otherwise `datasets` pickles what it should not.) redis-benchmark is used if it
          is on the PATH. The results are written to results/peers.json and results/peers.png.
 
-Result:  330 ImageNet photographs, 1,920 samples per epoch, 5 rounds, two cores, an idle but slow machine
-         (results/peers.json, results/peers.png). Per CPU second, `from_redis` with two threads gave 3.15 times the
-         samples of stock fastai (3.12 times per second; the goal was 2.6), 2.17 times those of FFCV reading JPEGs, 1.35
-         to 1.63 times those of every other loader with the same decoder (SPDL, in a separate run: 1.47), 2.3 to 2.8
-         times those of the same loaders with Pillow, and 1.10 times those of decoding and cropping alone in one
-         process. `shrink(256)` gave 2.34 times as many again (2.10 per second), and pixels 1.71 times those of FFCV's
-         raw arrays. Drawings as strokes gave 15.0 times (20.5 with one channel) the samples of the forum post's recipe
-         and 13.0 times (7.4) those of stock fastai from PNG files. Digits as arrays gave 14.7 and 10.2 times, digits as
-         PNGs 7.2 and 5.1. Values of 2 KB: get_many read 0.64 times as many as redis-benchmark (0.52 per second), from
-         two processes 0.50 (0.58), RemoteDataset 0.52 (0.43), in workers 0.29 (0.35).
+Result:  330 ImageNet photographs, 960 samples per epoch, 15 rounds, two cores, an idle but slow machine
+         (results/peers.json, results/peers.png). Per CPU second, `from_redis` with two threads gave 3.58 times the
+         samples of stock fastai (3.31 to 3.73), 2.20 times those of FFCV reading JPEGs, 1.55 (1.43 to 1.67) to 1.85
+         times those of every other loader with the same decoder, 2.5 to 3.1 times those of the same loaders with
+         Pillow, and 1.17 times those of decoding and cropping alone in one process. `shrink(256)` gave 2.25 times as
+         many again, and pixels 2.07 times those of FFCV's raw arrays. Drawings as strokes gave 16.7 times (22.0 with
+         one channel) the samples of the forum post's recipe and 12.3 times (8.0) those of stock fastai from PNG files,
+         as PNGs 6.9 times. Digits as arrays gave 10.3 and 6.9 times, as PNGs 7.9 and 5.4 times with two workers, and
+         11.0 and 7.3 times in the process. Values of 2 KB: get_many read 0.64 times as many as pipelined GETs on a
+         socket, RemoteDataset 0.52, in two workers 0.18.
 
 Reason:  the region of a photograph is decoded, resized and flipped in one call without Python, row by row while the
          row is in the cache. Two thirds of the time of that call are the Huffman codes before the region's last row.
@@ -35,9 +35,11 @@ Reason:  the region of a photograph is decoded, resized and flipped in one call 
          memory that is reused (stock fastai: 0.33 ms, in newly allocated pages each time). Decoding alone pays for
          those pages too, which is why it is slower. Worker processes cost a quarter: their start (70 ms each) and a
          copy. Strokes are drawn without Python, so threads work for them too; a grey image gets three channels only
-         when it becomes floats. For PNGs of digits, Pillow's zlib and its objects take 35 us. When values are read in
-         workers, each batch costs a pickle and a pipe. In order, the checksums arrive as one copy; shuffled, each
-         arrives by itself, which costs the server as much as the values. redis-benchmark discards what it receives.
+         when it becomes floats. PNGs are inflated by zlib-ng, 5 us for a digit, which Pillow and its objects took 35 us
+         for; what is left is the start of two workers, 15 us for each of 9,600 digits, and their pipe. When values are
+         read in workers, each batch costs a pickle and a pipe. In order, the checksums arrive as one copy; shuffled,
+         each arrives by itself, which costs the server as much as the values. Of the client's time for values in
+         order, half is `send` and `recv`; pipelined GETs discard what they receive.
 
 Tried:   requesting the next 64 values while the last ones are read, on one connection: gained a tenth, not kept.
          Threads for digits: no gain, because NumPy and torch hold the GIL for most of the time.
