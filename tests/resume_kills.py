@@ -7,7 +7,7 @@ Each signal comes from outside, at a random moment after a random batch. The sta
 server in every other training. When a training has ended, it is compared with the same one that nothing stopped: batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and
 predictions are the same bits. A line per signal says how far the training was.
 """
-import argparse, json, os, random, signal, sys, tempfile, time, traceback, warnings
+import argparse, itertools, json, os, random, signal, sys, tempfile, time, traceback, warnings
 from io import BytesIO
 from pathlib import Path
 
@@ -63,10 +63,16 @@ def n_lines(folder):
     file = folder/'lines.txt'
     return file.read_bytes().count(b'\n') if file.exists() else 0
 
+def is_in_epoch(place):
+    _,_,training,k = place
+    return training and k+2<BATCHES
+
 def stop_somewhere(rng, pid, folder, number):
-    "Send the signal `number` after a random number of batches; returns the place, `None` if the training ended before"
-    wanted = n_lines(folder)+rng.randrange(1, BATCHES)
-    while n_lines(folder)<wanted:
+    """Send the signal `number` after a random number of batches; returns the place, `None` if the training ended before
+
+    Most come in the middle of an epoch, the others anywhere."""
+    wanted,in_epoch = n_lines(folder)+rng.randrange(1, BATCHES),rng.random()<.8
+    while n_lines(folder)<wanted or in_epoch and not is_in_epoch(read_lines_of(folder)[-1][0]):
         if os.waitid(os.P_PID, pid, os.WEXITED|os.WNOHANG|os.WNOWAIT): return
         time.sleep(.002)
     time.sleep(rng.random()*.02)   # somewhere in a batch
@@ -76,8 +82,8 @@ def stop_somewhere(rng, pid, folder, number):
 def read_lines_of(folder): return [json.loads(line) for line in (folder/'lines.txt').read_text().split('\n')[:-1]]
 
 def stopped_training(rng, url, folder, options, kills, s3):
-    "Train with `kills` signals; returns how many came in the middle of an epoch"
-    in_epoch = 0
+    "Train with `kills` signals, fewer if it ends before; returns how many came, and how many in the middle of an epoch"
+    n,in_epoch = 0,0
     for _ in range(kills):
         number,workers = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]),rng.choice([0,1,2,3])
         pid = start(url, folder, options, workers, s3)
@@ -87,14 +93,14 @@ def stopped_training(rng, url, folder, options, kills, s3):
             break
         code = ended(pid)
         fit,epoch,training,k = place
-        in_epoch += training and k+1<BATCHES
+        n,in_epoch = n+1,in_epoch+(training and k+1<BATCHES)
         print(f'  {number.name} with {workers} workers: fit {fit+1}, epoch {epoch+1}, '
               f'{"batch" if training else "validation batch"} {k+1}; exit code {code}', flush=True)
         wanted = {signal.SIGKILL:-9, signal.SIGTERM:143, signal.SIGINT:130}[number]
         assert code==wanted, (folder/'output.txt').read_text()[-3000:]
     code = ended(start(url, folder, options, rng.choice([0,1,2,3]), s3))
     assert code==0, (folder/'output.txt').read_text()[-3000:]
-    return in_epoch
+    return n,in_epoch
 
 def compare(a, b):
     "Raise `AssertionError` if the trainings in folders `a` and `b` differ"
@@ -111,23 +117,24 @@ def main():
     args = parser.parse_args()
     warnings.filterwarnings('ignore')
     torch.set_num_threads(1)
-    rng,in_epoch,n = random.Random(args.seed),0,0
+    rng,in_epoch,n = random.Random(args.seed),0,0   # signals in the middle of an epoch, and all signals
     print(f'seed {args.seed}')
     with tempfile.TemporaryDirectory() as tmp, redis_server() as server, moto_server() as s3_server:
         tmp = Path(tmp)
         to_redis(list(range(N)), server.url, 'd', sample, num_workers=1, progress=False)
         to_shards(list(range(N)), tmp/'shards', sample, chunk=20, maxcount=20, num_workers=1, progress=False)
-        while n<args.kills:
-            options,kills = OPTIONS[n//5%len(OPTIONS)],min(5, args.kills-n)
-            url = server.url if n//5%2 else str(tmp/'shards')
-            s3 = s3_server if n//5%4 in (1,2) else None
-            print(f'{options}, from {"Redis" if n//5%2 else "shards"}, to {"S3" if s3 else "a file"}')
-            a,b = tmp/f'a{n}',tmp/f'b{n}'
+        for run in itertools.count():
+            if n==args.kills: break
+            options,kills = OPTIONS[run%len(OPTIONS)],min(5, args.kills-n)
+            url = server.url if run%2 else str(tmp/'shards')
+            s3 = s3_server if run%4 in (1,2) else None
+            print(f'{options}, from {"Redis" if run%2 else "shards"}, to {"S3" if s3 else "a file"}')
+            a,b = tmp/f'a{run}',tmp/f'b{run}'
             for folder in a,b: folder.mkdir()
             assert ended(start(url, a, options, 1))==0, (a/'output.txt').read_text()[-3000:]
-            in_epoch += stopped_training(rng, url, b, options, kills, s3)
+            came,inside = stopped_training(rng, url, b, options, kills, s3)
+            n,in_epoch = n+came,in_epoch+inside
             compare(a, b)
-            n += kills
     print(f'{n} signals, {in_epoch} of them in the middle of an epoch: all trainings are the same bits')
 
 if __name__=='__main__': main()
