@@ -287,8 +287,8 @@ def peak(kind, server, folder, n):
         while not is_over.wait(.01): most[0] = max(most[0], own_memory()-before)
     thread = threading.Thread(target=watch)
     thread.start()
-    put(kind, kind.open(folder/'data', range(n)), server, folder/'shards')
-    is_over.set()
+    try: put(kind, kind.open(folder/'data', range(n)), server, folder/'shards')
+    finally: is_over.set()   # else the process would not end
     thread.join()
     return most[0]
 
