@@ -3,9 +3,10 @@
 make resume                                   30 of them, from Redis and from shards
 python tests/resume_kills.py --kills 100 --seed 7
 
-Each signal comes from outside, at a random moment after a random batch. The states are files, and objects of an S3
-server in every other training. When a training has ended, it is compared with the same one that nothing stopped: batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and
-predictions are the same bits. A line per signal says how far the training was.
+Each signal comes from outside, at a random moment after a random batch. Every second pair of trainings keeps its states
+on an S3 server, the others in files. When a training has ended, it is compared with the same one that nothing stopped:
+batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and predictions are the same bits. A line per
+signal says how far the training was.
 """
 import argparse, itertools, json, os, random, signal, sys, tempfile, time, traceback, warnings
 from io import BytesIO
