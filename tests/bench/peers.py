@@ -111,7 +111,7 @@ class tool:
         yield range(2*self.n),None
 
 class pipelined:
-    "GETs in pipelines of 64 on a socket, whose answers are counted and discarded: nothing can read values cheaper"
+    "GETs in pipelines of 64 on a socket, whose answers are counted and discarded: the least that reading values costs"
     def __init__(self, at, n): self.at,self.n,self.buffer = at,n,bytearray(1<<20)
     def __iter__(self):
         with socket.socket(socket.AF_UNIX) as connection:
