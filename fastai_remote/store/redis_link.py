@@ -308,8 +308,10 @@ class RedisLink:
         if not self.is_cluster:
             places = [range(k, min(k+step, len(keys))) for k in range(0, len(keys), step)]
             return [('MGET', *keys[place.start:place.stop]) for place in places],places
-        by_tag = {}   # one command can only read keys of one slot
-        for k,key in enumerate(keys): by_tag.setdefault(_hash_tag(key), []).append(k)
+        by_tag = {}   # one command can only read keys of one slot, which the text in the first braces decides, if any
+        for k,key in enumerate(keys):
+            tag,end,_ = key.partition('{')[2].partition('}')
+            by_tag.setdefault(tag if tag and end else key, []).append(k)
         places = [at[k:k+step] for at in by_tag.values() for k in range(0, len(at), step)]
         return [('MGET', *(keys[k] for k in place)) for place in places],places
 
@@ -410,12 +412,6 @@ def keep_freed_memory():
     np.empty((32<<20)-(8<<10), np.uint8)   # freed at once
 
 REPLY_BYTES = 32_000,400_000   # least and most bytes of a reply: enough to cost little, short enough to overlap
-
-def _hash_tag(key):
-    "What decides about the slot of `key` in a cluster: the text in its first braces, or all of it if there is none"
-    start = key.find('{')
-    end = key.find('}', start+1)
-    return key[start+1:end] if 0<=start<end-1 else key
 
 def fill_places(
     n:int, # Number of values
