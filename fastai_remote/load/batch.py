@@ -12,7 +12,7 @@ Docs: page `load/batch`"""
 #
 # The stages pass on a `Batch`.
 
-import collections, itertools
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from fastcore.foundation import L
 from ..core import CorruptSample, MissingSample
 from .fetch_transform import Fetch
 from .items import RemoteItems
-from .prefetch import FetchThreads
+from .prefetch import in_advance
 from .stages import stage
 from ..order.permutation import Permutation
 
@@ -185,31 +185,17 @@ class BatchReader:
         prefetch:int=1, # Number of batches to read in advance
         # `shards(positions of a batch)` -> arguments of the store's `prefetch`, or `None`; default: always `None`
         shards=None,
-        on_bad:str='raise', # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
-        report=None, # Called by `batches` with the number of each sample that is replaced or skipped
+        on_bad:str='raise' # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
     ):
-        self.inputs,self.check,self.prefetch,self.on_bad,self.report = inputs,check,prefetch,on_bad,report
+        self.inputs,self.check,self.prefetch,self.on_bad = inputs,check,prefetch,on_bad
         self.shards = shards or (lambda positions: None)
 
     def batches(self,
         positions, # Positions in the order of the epoch, an iterable
         bs:int # Samples per batch
-    ): # Yields `Batch`es
+    ): # Iterator of `Batch`es
         "The batches of an epoch, in order"
-        waiting = collections.deque()
-        with FetchThreads(self.prefetch) as submit:
-            for part in chunked(positions, bs):
-                waiting.append(submit(self.read, part, self.shards(part)))
-                if len(waiting)>self.prefetch: yield self._reported(waiting.popleft()())
-            for result in waiting: yield self._reported(result())
-
-    def _reported(self, batch):
-        """Returns `batch`, after `report`, if there is one, was called with each number in `batch.bad`
-
-        Not called in the threads that read, as several of these may do it at a time."""
-        if self.report:
-            for number in batch.bad: self.report(number)
-        return batch
+        return in_advance(self.read, ((part, self.shards(part)) for part in chunked(positions, bs)), self.prefetch)
 
     @stage('fetch')
     def read(self,

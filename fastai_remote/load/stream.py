@@ -92,10 +92,17 @@ def _rsample_stage(upstream, run, p):
     rng = run.rng()
     return (pair for pair in upstream(0) if rng.random()<p)
 
-def _batched_stage(upstream, run, bs, collate, partial):
-    pairs = upstream(0)
+def batches_of(
+    pairs, # Iterator of pairs `(origin, sample)`
+    bs:int, # Samples per batch
+    collate, # `collate(list)` -> batch; `None` leaves lists
+    partial:bool # Keep a last batch that is smaller?
+): # Yields batches
+    "The samples in batches"
     while samples:=[sample for _,sample in itertools.islice(pairs, bs)]:
-        if len(samples)==bs or partial: yield None,samples if collate is None else collate(samples)
+        if len(samples)==bs or partial: yield samples if collate is None else collate(samples)
+
+def _batched_stage(upstream, run, *options): return ((None,batch) for batch in batches_of(upstream(0), *options))
 
 def _unlisted_stage(upstream, run):
     "Yields `(None, element)` for each element of the lists of `upstream(0)`; raises `TypeError` for what is no list"
@@ -154,7 +161,7 @@ def _sample_stage(upstream, step):
 # --- Methods
 
 # `Pipeline` has the methods of datasets and streams. Steps that process one sample are added by `_then`. All others
-# need a stream, which `_stream` returns.
+# need a stream, which `as_stream` returns.
 #
 # The arguments are those of WebDataset. What differs is described in the guide: see the table in training.
 
@@ -457,7 +464,7 @@ class StreamInput:
     def sliced(self, part:slice):
         "A source of a part of the samples, or `None`: they are counted as they come"
 
-    def batched(self, stream, *args):
+    def in_batches(self, stream, *args):
         "A dataset of batches whose number is known, or `None`: batches are a stage. `args` are `bs, collate, partial`."
 
 class RemoteStream(Pipeline, Epochs, IterableDataset):
@@ -503,7 +510,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     def batched(self, bs:int=64, collate=default_collate, partial:bool=True, collation_fn=default_collate,
                 batchsize:int=None):
         bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        result = None if self.stages else self.source.batched(self, bs, collate, partial)
+        result = None if self.stages else self.source.in_batches(self, bs, collate, partial)
         return self._staged('batched', bs, collate, partial) if result is None else result
 
     def __iter__(self):

@@ -9,7 +9,7 @@ __all__ = ['TextOptions', 'SampleLengths', 'text_lengths', 'PadTexts', 'StoreTok
            'is_tokens', 'length_field', 'StoredTokens', 'tokenize_store', 'RemoteLMDL']
 
 # %% ../../nbs/load/21_texts.ipynb #2784260e
-import collections, gc
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from .equivalence import is_idle
 from .fetch_transform import Fetch
 from .items import get_remote_items, RemoteItems
 from .loader import RemoteDL
-from .prefetch import FetchThreads
+from .prefetch import in_advance
 from ..order.base import Order
 from ..order.lengths import TokenSequence
 from ..order.permutation import Permutation
@@ -479,8 +479,8 @@ class RemoteLMDL(RemoteDL):
         reader = BatchReader(inputs, self.check, self.prefetch)
         stock = super(RemoteDL, self).create_batches
         try:
-            for numbers,positions,read in self._read_in_advance(reader, samps):
-                texts,batch = self._texts or {},read()
+            for numbers,positions,batch in self._read_in_advance(reader, samps):
+                texts = self._texts or {}
                 new = {p:_first(self.dataset[p]) for p in inputs.positions_of(batch)}
                 inputs.release()
                 self._texts = {p:new[p] if p in new else texts[p] for p in positions}
@@ -490,19 +490,18 @@ class RemoteLMDL(RemoteDL):
             inputs.release()
 
     def _read_in_advance(self, reader, samps):
-        """Yields `(numbers, positions, read)` for each batch of `samps`, which are numbers of items
+        """Yields `(numbers, positions, batch)` for each batch of `samps`, which are numbers of items
 
-        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `read()`
-        waits for the `Batch` of those texts that the batch before does not have, and returns it."""
-        waiting,before = collections.deque(),set()
-        with FetchThreads(self.prefetch) as submit:
+        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `batch` is
+        the `Batch` of those texts that the batch before does not have."""
+        def wanted():
+            before = set()
             for numbers in chunked(samps, self.bs):
                 positions = list(dict.fromkeys(part[0] for k in numbers for part in self._parts(k)))
-                missing = [p for p in positions if p not in before]
+                yield numbers,positions,[p for p in positions if p not in before]
                 before = set(positions)
-                waiting.append((numbers, positions, submit(reader.read, missing)))
-                if len(waiting)>self.prefetch: yield waiting.popleft()
-            yield from waiting
+        def read(numbers, positions, missing): return numbers,positions,reader.read(missing)
+        return in_advance(read, wanted(), self.prefetch)
 
     def create_item(self, k):
         if not self.n:
