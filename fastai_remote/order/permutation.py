@@ -52,7 +52,7 @@ class PositionMap:
         if getattr(i, 'ndim', None)==0: i = i.item()
         if isinstance(i, int):
             if not 0<=i<len(self): raise IndexError(f'position {i} is not in [0, {len(self)})')
-            return self._one(i)
+            return int(self._at(np.array([i]))[0])
         given,i = i,np.asarray(i)
         if not i.ndim: raise TypeError(f'a position is an integer, not the {type(given).__name__} {given!r}')
         if not len(i): return i.astype(np.int64)
@@ -60,8 +60,6 @@ class PositionMap:
         if i.min()<0 or i.max()>=len(self):
             raise IndexError(f'positions {i.min()}..{i.max()} are not all in [0, {len(self)})')
         return self._at(i.astype(np.int64, copy=False))
-
-    def _one(self, i): return int(self._at(np.array([i]))[0])
 
 # %% ../../nbs/order/00_permutation.ipynb #ad73ed2c
 def checked_seed(seed)->int:
@@ -109,21 +107,6 @@ class Permutation(PositionMap):
         x = self._encrypt(x)
         while (outside:=x>=self.n).any(): x[outside] = self._encrypt(x[outside])
         return x
-
-# %% ../../nbs/order/00_permutation.ipynb #d6672b14
-@patch
-def _one(self:Permutation, x):
-    "The number at position `x`, an `int`; the same steps as `_encrypt` and `_many`, with Python ints"
-    if self.table is not None: return int(self.table[x])
-    keys = self.keys.tolist()
-    while True:
-        left_bits,right_bits = self.bits
-        left,right = x>>right_bits, x&((1<<right_bits)-1)
-        for key in keys:
-            left,right = right, left^(mix64_int(right, key)&((1<<left_bits)-1))
-            left_bits,right_bits = right_bits,left_bits
-        x = (left<<right_bits)|right
-        if x<self.n: return x
 
 # %% ../../nbs/order/00_permutation.ipynb #2615009c
 class BlockPermutation(PositionMap):
