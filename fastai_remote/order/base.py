@@ -35,7 +35,6 @@ class Order:
     """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
     Slices, and what another `Order` selects, are `Order`s too. Only what the maps hold takes memory, as arrays do."""
-    chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
     def __init__(self,
         positions:range|int, # A range, or a number `n` for `range(n)`
         *maps # Ranges, arrays, or maps such as `Permutation`, each applied to the result of the one before
@@ -44,6 +43,11 @@ class Order:
         self.maps = tuple(maps)
 
     def __len__(self): return len(self.positions)
+
+    @property
+    def chunk_size(self)->int:
+        "Positions that `worker_batches` computes at once; 64 would take half as long as 1024"
+        return min([1024, *(mapping.chunk_size for mapping in self.maps if isinstance(mapping, Order))])
 
     def _like(self, positions, *maps):
         "An order of the same kind; a subclass with more arguments overrides this"
