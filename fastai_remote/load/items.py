@@ -39,7 +39,8 @@ class SampleSelection(PositionMap):
             bits += np.packbits(part[:whole]).tobytes()
             rest = part[whole:]
         bits += np.packbits(rest).tobytes()
-        self.bits = np.frombuffer(bytes(bits)+bytes(-len(bits)%(_BLOCK//8)), np.uint8).reshape(-1, _BLOCK//8)
+        bits += bytes(-len(bits)%(_BLOCK//8))
+        self.bits = np.frombuffer(bits, np.uint8).reshape(-1, _BLOCK//8)
         counts = [int(np.unpackbits(block).sum()) for block in self.bits]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) # Selected numbers before each block
 
@@ -51,9 +52,9 @@ class SampleSelection(PositionMap):
 
     def _at(self, positions):
         blocks = np.searchsorted(self.starts, positions, 'right')-1
-        numbers = np.empty(len(positions), np.int64)
-        for block in np.unique(blocks).tolist():
-            places = blocks==block
+        numbers,by_block = np.empty(len(positions), np.int64),np.argsort(blocks, kind='stable')
+        for places in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block]))+1):
+            block = int(blocks[places[0]])
             selected = np.flatnonzero(np.unpackbits(self.bits[block]))
             numbers[places] = block*_BLOCK+selected[positions[places]-self.starts[block]]
         return numbers
