@@ -22,7 +22,7 @@ from fastcore.foundation import L
 
 from ..core import CorruptSample, MissingSample
 from .fetch_transform import Fetch
-from .items import RemoteItems
+from .items import read_parts, RemoteItems
 from .prefetch import in_advance
 from .stages import stage
 from ..order.permutation import Permutation
@@ -202,7 +202,7 @@ class BatchReader:
         positions:list, # Of one batch
         shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
     )->Batch:
-        """One batch, with one request per store; sample by sample if one is bad and `on_bad` is not 'raise'
+        """One batch, with one request per store; with more of them if one is bad and `on_bad` is not 'raise'
 
         A bad sample is always an error if one of the positions is `None`, or has an item that is no sample number.
         Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
@@ -210,11 +210,11 @@ class BatchReader:
         numbers = self.inputs.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
         if not unique: return Batch(positions, numbers, unique, [[] for _ in self.inputs.fetches])
-        try: return Batch(positions, numbers, unique, self._values(unique))
-        except (CorruptSample,MissingSample):
-            # To skip or replace a sample, its position must be known: each position must have a number
-            if self.on_bad=='raise' or len(numbers)!=len(positions) or None in positions: raise
-        return self._without_bad(positions, numbers)
+        # To skip or replace a sample, its position must be known: each position must have a number
+        may_be_bad = self.on_bad!='raise' and len(numbers)==len(positions) and None not in positions
+        parts = list(read_parts(self._values, unique)) if may_be_bad else [(unique,self._values(unique))]
+        if len(parts)>1 or isinstance(parts[0][1], Exception): return self._without_bad(positions, numbers, parts)
+        return Batch(positions, numbers, unique, parts[0][1])
 
     def _values(self, numbers):
         "For each `Fetch`: the values of samples `numbers`, a list or an array"
@@ -224,12 +224,15 @@ class BatchReader:
             values[id(store)] = store.get_many(numbers, fields, check=self.check)
         return [values[id(fetch.store)][fetch.field] for fetch in fetches]
 
-    def _without_bad(self, positions, numbers):
-        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged: read sample by sample
+    def _without_bad(self, positions, numbers, parts):
+        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged; `parts` as of `read_parts`
 
         A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
         samples are left out, and counted in `wanted`."""
-        found = {number:self._sample_or_other(number) for number in dict.fromkeys(numbers)}
+        found = {}
+        for some,values in parts:
+            if isinstance(values, Exception): found[some[0]] = self._other(some[0], values)
+            else: found |= {number:(None, number, [v[k] for v in values]) for k,number in enumerate(some)}
         bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
         used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
         new_positions = [position if other is None else other for position,other,_,_ in used]
@@ -238,20 +241,15 @@ class BatchReader:
         values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
         return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
 
-    def _sample_or_other(self, number):
-        """`(None, number, values)` of sample `number`, with a value for each `Fetch`; `()` if it is bad and skipped
+    def _other(self, number, error):
+        """`(position, number, values)` of a sample in place of `number`, which cannot be read because of `error`
 
-        If it is bad and to be replaced: `(position, number, values)` of another one. Raises the error of the last one
-        that was tried."""
-        try: return None,number,self._values_of(number)
-        except (CorruptSample,MissingSample) as e: error = e
+        `()` if it is skipped. Raises the error of the last one that was tried."""
         if self.on_bad=='skip': return ()
         for position,other in self.inputs.others(number):
-            try: return position,other,self._values_of(other)
+            try: return position,other,[values[0] for values in self._values([other])]
             except (CorruptSample,MissingSample) as e: error = e
         raise error
-
-    def _values_of(self, number): return [values[0] for values in self._values([number])]
 
 @contextmanager
 def first_or_other(

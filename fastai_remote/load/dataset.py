@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.numbers import label_list, LabelCodes
-from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
+from ..core import int_index, unknown_arguments
 from .epochs import (
     EpochIterator, Epochs, rank_and_world_size, share_of, SharedNumbers, this_worker)
-from .items import check_label_codes, get_remote_items
+from .items import check_label_codes, get_remote_items, read_parts
 from .prefetch import in_advance, shard_prefetch
 from .seeds import key_of
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
@@ -198,9 +198,7 @@ class RemoteDataset(Pipeline, Dataset):
         "Read samples in one request; raises what `Store.get_many` raises, unless the handler decides otherwise"
         if shards: self.store.prefetch(*shards)
         numbers = self.items.numbers_at(positions)
-        if self.handler is None: return numbers,self._values(numbers),[]
-        try: return numbers,self._values(numbers),[]
-        except (CorruptSample,MissingSample): return self._read_each(numbers)
+        return (numbers,self._values(numbers),[]) if self.handler is None else self._read_handled(numbers)
 
     def _values(self, numbers):
         if not self.fields: return {}
@@ -214,18 +212,18 @@ class RemoteDataset(Pipeline, Dataset):
             values[field] = [None if code is None else given[code] for code in codes] if is_list else given[codes]
         return values
 
-    def _read_each(self, numbers):
-        """The result of `read` where some of `numbers` cannot be read: the handler decides about each of them
+    def _read_handled(self, numbers):
+        """The result of `read`, where the handler decides about each of `numbers` that cannot be read
 
         Samples after one where the handler ends the epoch are not read."""
         good,dropped = [],[]
-        for number in numbers.tolist():
-            try: self._values(np.array([number]))
-            except (CorruptSample,MissingSample) as error:
-                place = f'{self.store.name}: sample {number}'
-                dropped.append(Dropped(place, error, not ask_handler(self.handler, error, place)))
+        for some,found in read_parts(self._values, numbers):
+            if not isinstance(found, Exception): good += some.tolist()
+            else:
+                place = f'{self.store.name}: sample {some[0]}'
+                dropped.append(Dropped(place, found, not ask_handler(self.handler, found, place)))
                 if dropped[-1].stops: break
-            else: good.append(number)
+        if not dropped: return numbers,found,[]
         good = np.array(good, np.int64)
         return good,self._values(good) if len(good) else {},dropped
 

@@ -29,7 +29,7 @@ from ..core import CorruptSample, MissingSample
 from .batch import BatchReader, StoreInputs
 from .equivalence import is_idle
 from .fetch_transform import Fetch
-from .items import get_remote_items, RemoteItems
+from .items import get_remote_items, read_parts, RemoteItems
 from .loader import RemoteDL
 from .prefetch import in_advance
 from ..order.base import Order
@@ -81,15 +81,10 @@ def _read(store, field, numbers, skips_bad, decode=False):
     The values are as they are stored, or decoded if `decode`. If `skips_bad`, samples that are missing or damaged are
     left out of both; otherwise `CorruptSample` or `MissingSample` is raised. Raises what else `get_many` raises."""
     def values_of(some): return store.get_many(some, field, check=True, decode=decode)[field]
-    try: return numbers,values_of(numbers)
-    except (CorruptSample,MissingSample):
-        if not skips_bad: raise
-    readable,values = [],[]
-    for number in numbers.tolist():
-        try: values += [*values_of([number])]
-        except (CorruptSample,MissingSample): continue
-        readable.append(number)
-    return np.array(readable, np.int64),values
+    if not skips_bad: return numbers,values_of(numbers)
+    parts = [part for part in read_parts(values_of, numbers) if not isinstance(part[1], Exception)]
+    readable = [number for some,_ in parts for number in some.tolist()]
+    return np.array(readable, np.int64),[value for _,values in parts for value in values]
 
 def _measure(opener, field, getters, measure, skips_bad, k, numbers):
     """In a worker: `(k, (sample numbers, measure(list of values)))` for the values that `_read` reads, after `getters`

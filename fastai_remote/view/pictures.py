@@ -24,7 +24,8 @@ from ..codec.boxes import as_points, boxes_of, holds_boxes, holds_points
 from ..codec.fields import is_image, mask_image
 from ..codec.images import ImageCodec, load_pixels
 from ..codec.raster import Rasterise
-from ..core import CorruptSample, MissingSample, printable, size_str, StoreError
+from ..core import printable, size_str, StoreError
+from ..load.items import read_parts
 from ..store.base import corrupt_value, field_codec, Store
 
 MAX_TEXT = 300 # Characters of a text that are shown
@@ -437,20 +438,13 @@ def read_values(
 
     Raises what `get_many` raises, except `MissingSample` and `CorruptSample`."""
     names = {f'{field}?' if store.may_lack(field) else field:field for field in fields}
-    found = _read_each(store, store.check_numbers(numbers), list(names)) if names else {}
-    return {names[name]:values for name,values in found.items()}
-
-def _read_each(store, numbers, names):
-    "As `read_values`, for names as `get_many` takes them; what cannot be read is looked for by halves, then by fields"
-    if not len(numbers): return {name:[] for name in names}
-    try: return {name:list(values) for name,values in store.get_many(numbers, names).items()}
-    except (CorruptSample,MissingSample) as e:
-        if len(numbers)>1:
-            half = len(numbers)//2
-            first,second = (_read_each(store, some, names) for some in (numbers[:half], numbers[half:]))
-            return {name:first[name]+second[name] for name in names}
-        if len(names)==1: return {names[0]:[e]}
-        return {name:_read_each(store, numbers, [name])[name] for name in names}
+    found,numbers = {field:[] for field in fields},store.check_numbers(numbers)
+    def read(names): return lambda some: store.get_many(some, names)
+    for some,values in read_parts(read(list(names)), numbers) if names and len(numbers) else ():
+        for name,field in names.items():
+            parts = read_parts(read([name]), some) if isinstance(values, Exception) else [(some,values)]
+            for _,part in parts: found[field] += [part] if isinstance(part, Exception) else list(part[name])
+    return found
 
 def thumbnail(
     store:Store,

@@ -15,8 +15,8 @@ import numpy as np
 
 from .choose import typed_label
 from .job import Job
-from ..core import CorruptSample, MissingSample, size_str
-from ..load.items import SampleSelection
+from ..core import CorruptSample, size_str
+from ..load.items import read_parts, SampleSelection
 from ..store.base import field_codec, has_keys, Store
 
 BLOCK = 1<<20 # Samples whose numbers or labels are read at once
@@ -232,18 +232,14 @@ class Answer:
     def _column(self, field, numbers):
         "As the function `_column`; a number that is missing or damaged is none"
         lost = np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
-        parts = self._parts(lambda some: _column(self.store, field, some), numbers, lost)
+        parts = list(self._parts(lambda some: _column(self.store, field, some), numbers, lost))
         return parts[0] if len(parts)==1 else tuple(map(np.concatenate, zip(*parts)))
 
     def _parts(self, read, numbers, lost):
-        "What `read(numbers)` returns, in parts; `lost` in place of each sample that cannot be read, which is noted"
-        try: return [read(numbers)]
-        except (CorruptSample,MissingSample) as e:
-            if len(numbers)==1:
-                self._note_unread(numbers[0], e)
-                return [lost]
-            half = len(numbers)//2
-            return [*self._parts(read, numbers[:half], lost), *self._parts(read, numbers[half:], lost)]
+        "Yields what `read(numbers)` returns, in parts; `lost` for each sample that cannot be read, which is noted"
+        for some,found in read_parts(read, numbers):
+            if isinstance(found, Exception): self._note_unread(some[0], found)
+            yield lost if isinstance(found, Exception) else found
 
     def _note_unread(self, number, error):
         "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
