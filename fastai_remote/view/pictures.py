@@ -11,7 +11,8 @@ Docs: page `view/pictures`"""
 # HTML of them escapes them. A value that holds an SVG or HTML is text like any other.
 
 import base64, io, json
-from dataclasses import dataclass, field as dataclass_field
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -236,8 +237,7 @@ def _show_labels(store, number, field, value, size):
     labels = field_codec(store, field).from_bytes(value)
     return Shown(field, '', ', '.join(map(str, labels[:100])), marks=[str(label) for label in labels])
 
-def _show_text(store, number, field, value, size): return Shown(field, '', store.decode(number, field, value))
-def _show_label(store, number, field, value, size): return Shown(field, '', str(store.decode(number, field, value)))
+def _show_decoded(store, number, field, value, size): return Shown(field, '', str(store.decode(number, field, value)))
 
 def _number_text(o): return f'{o:.5g}' if isinstance(o, float) else str(o)
 
@@ -277,7 +277,7 @@ def _show_other(store, number, field, value, size):
     except (TypeError,ValueError): return Shown(field, '', repr(o)[:MAX_TEXT])
 
 _SHOWN_BY = dict(image=_show_image, mask=_show_mask, drawing=_show_drawing, audio=_show_audio, boxes=_show_boxes,
-    points=_show_points, labels=_show_labels, label=_show_label, text=_show_text, tokens=_show_tokens,
+    points=_show_points, labels=_show_labels, label=_show_decoded, text=_show_decoded, tokens=_show_tokens,
     number=_show_number, array=_show_array, bytes=_show_bytes, other=_show_other)
 
 # --- Samples
@@ -290,13 +290,11 @@ class Sample:
     number:int # Sample number
     values:dict # `{field: Shown}`
     size:int=160 # Pixels of the longer side of its picture, at most
-    _image:list = dataclass_field(default_factory=list, repr=False)
 
-    @property
+    @cached_property
     def image(self)->Image.Image: # Of mode RGB or L
         "Its images, side by side, with mask, boxes and points over the first one; `None` if there is nothing to draw"
-        if not self._image: self._image.append(_put_together(self))
-        return self._image[0]
+        return _put_together(self)
 
     def picture(self,
         most:int=None # Bytes that the file may have
