@@ -193,9 +193,7 @@ def field_values(
     field = _known_names(store, field)
     is_fixed = store.field_table.entry(field)['dtype'] is not None   # raises `UnknownField`
     spec = f'{field}?' if optional and (';' in field or store.may_lack(field)) else field
-    at_once = 1<<16 if is_fixed else 1<<12
-    for start in range(0, len(items), at_once):
-        numbers = items.numbers_at(range(start, min(start+at_once, len(items))))
+    for numbers in items.blocks(1<<16 if is_fixed else 1<<12):
         if (np.diff(numbers)>0).all(): ascending,places = numbers,None
         else: ascending,places = np.unique(numbers, return_inverse=True)   # neighbours are read together
         values = store.get_many(ascending, spec, decode=not is_fixed)[spec]

@@ -99,12 +99,10 @@ def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False)
     The values are those of the field of `fetch`, a `Fetch`, decoded, after `getters`, a list of transforms. For more
     than 20,000 items they are read by `num_workers` as in `parallel_map`, else by one. Missing and damaged ones are
     left out if `skips_bad`, and raise an error otherwise."""
-    starts = range(0, len(items), _BLOCK)
-    numbers = lambda k: items.numbers_at(range(starts[k], min(starts[k]+_BLOCK, len(items))))
     task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure, skips_bad)
     if len(items)<=_SERIAL: num_workers = 1
     waiting,expected = {},0   # results that have come before an earlier one
-    for k,result in parallel_map(task, ((k, numbers(k)) for k in range(len(starts))), num_workers):
+    for k,result in parallel_map(task, enumerate(items.blocks(_BLOCK)), num_workers):
         waiting[k] = result
         while expected in waiting:
             yield waiting.pop(expected)
@@ -168,8 +166,7 @@ class _Measured:
 
         Calls `add` with the `Counter` of each block of them, or `None`. Returns nothing."""
         known = self._known(fetch, getters)
-        blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
-        is_unknown = np.concatenate([np.zeros(0, bool), *(known[items.numbers_at(block)]<0 for block in blocks)])
+        is_unknown = np.concatenate([np.zeros(0, bool), *(known[numbers]<0 for numbers in items.blocks(1<<18))])
         if not is_unknown.all(): items = items[np.flatnonzero(is_unknown)]
         for numbers,(lengths,counter) in _measured(fetch, getters, items, self.measure(), None, skips_bad):
             known[numbers] = lengths
@@ -321,8 +318,7 @@ class StoredTokens(_Measured, Numericalize):
         Then `add` is not called."""
         field,known = length_field(fetch.field),self._known(fetch, getters)
         if field not in fetch.store.fields or getters: return super().count(fetch, getters, items, skips_bad)
-        for start in range(0, len(items), 1<<16):
-            numbers = items.numbers_at(range(start, min(start+(1<<16), len(items))))
+        for numbers in items.blocks(1<<16):
             numbers = numbers[known[numbers]<0]
             numbers,lengths = _read(fetch.store, field, numbers, skips_bad)
             if len(numbers): known[numbers] = lengths
@@ -417,7 +413,7 @@ class RemoteLMDL(RemoteDL):
         if self.known_lengths is None:
             raise ValueError(f'{self.store_names}: no texts for a language model: a pipeline of the dataset needs a '
                              '`StoreTokenizer`, after a field with texts, or `StoredTokens`')
-        blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
+        blocks = Order(len(dataset)).blocks(1<<18)
         self.n_tokens = sum(int(self.known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.
         self.row_length = max(0, self.n_tokens-1)//bs

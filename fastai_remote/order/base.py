@@ -71,8 +71,7 @@ class Order:
         return x
 
     def __iter__(self):
-        for start in range(0, len(self), 4096):
-            yield from self.numbers_at(range(start, min(start+4096, len(self)))).tolist()
+        for numbers in self.blocks(4096): yield from numbers.tolist()
 
     def __array__(self, dtype=None, copy=None): return self.numbers_at(range(len(self))).astype(dtype or np.int64)
 
@@ -99,6 +98,13 @@ def numbers_at(self:Order,
     _check_positions(pos, -n, n)
     pos = pos.astype(np.int64)
     return self._at(self.positions.start+np.where(pos<0, pos+n, pos)*self.positions.step)
+
+@patch
+def blocks(self:Order,
+    size:int # How many numbers, at most
+): # Iterator of int64 arrays
+    "All numbers in their order, in parts of limited size"
+    return (self.numbers_at(range(start, min(start+size, len(self)))) for start in range(0, len(self), size))
 
 @patch
 def checksum(self:Order)->int:

@@ -62,9 +62,10 @@ class Marks:
     def undo(self)->dict: # The step; `None` if there is none
         "Take back the last step"
         with self._lock:
-            *before,last = self._lines() or [b'']
-            if last: os.truncate(self.path, sum(map(len, before)))
-            return json.loads(last or 'null')
+            lines = self._lines()
+            if not lines: return None
+            os.truncate(self.path, sum(map(len, lines[:-1])))
+            return json.loads(lines[-1])
 
     def clear(self):
         "Remove all marks, and the file"
