@@ -177,12 +177,6 @@ def _checked_pairs(pairs, what):
     if wrong: raise TypeError(f'{what}, not {wrong[0]!r}')
     return list(pairs)
 
-def _one_of(nsamples, nbatches, name):
-    "The larger of `nsamples` and `nbatches`, of which one is given; raises `ValueError` if it is below 1"
-    n = max(nsamples, nbatches)
-    if n<1: raise ValueError(f'{name} takes a number of results of at least 1, not {n}')
-    return n
-
 class Pipeline:
     "The methods of WebDataset, for `RemoteDataset` and for streams. Each returns a new dataset or stream."
     def _then(self, step): raise NotImplementedError
@@ -351,7 +345,8 @@ class Pipeline:
 
         Each epoch begins with a new pass. All ranks give equally many results if the number of ranks divides the
         number of results. A worker without any sample raises `ValueError`."""
-        n = _one_of(nsamples, nbatches, 'with_epoch')
+        n = max(nsamples, nbatches)
+        if n<1: raise ValueError(f'with_epoch takes a number of results of at least 1, not {n}')
         return self.as_stream()._staged('repeat', -1, n, shown=(n,), name='with_epoch')
 
     def with_length(self,
@@ -370,7 +365,9 @@ class Pipeline:
     ):
         "A stream of batches, which each worker makes of its own samples"
         bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        return self.as_stream()._staged('batched', bs, collate, partial)
+        stream = self.as_stream()
+        known = None if stream.stages else stream.source.in_batches(stream, bs, collate, partial)
+        return stream._staged('batched', bs, collate, partial) if known is None else known
 
     def listed(self,
         batchsize:int, # Results per list
@@ -506,12 +503,6 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     def _staged(self, stage, *args, name=None, shown=None):
         "A copy with one more stage, a key of `_stages`, and its arguments; `name` and `shown` are what `repr` shows"
         return self._with(stages=(*self.stages, Step(stage, *args, shown=shown, label=name)))
-
-    def batched(self, bs:int=64, collate=default_collate, partial:bool=True, collation_fn=default_collate,
-                batchsize:int=None):
-        bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        result = None if self.stages else self.source.in_batches(self, bs, collate, partial)
-        return self._staged('batched', bs, collate, partial) if result is None else result
 
     def __iter__(self):
         worker,num_workers = this_worker()
