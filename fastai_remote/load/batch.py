@@ -12,8 +12,7 @@ Docs: page `load/batch`"""
 #
 # The stages pass on a `Batch`.
 
-import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,18 +131,21 @@ class StoreInputs:
         numbers = [] if position is None else self.numbers_at([position])
         return numbers[0] if numbers else None
 
-    def others(self,
+    def instead(self,
         number:int, # A sample that cannot be used
-        tries:int=99 # How many positions, at most
-    ): # Yields `(position, sample number)`
-        """Samples of the same items to use instead, in a random order that depends on `number`
+        error:Exception, # Why
+        f # `f(position, sample number)` for another sample
+    ):
+        """What `f` returns for one of the same items: the first that it raises no `CorruptSample` or `MissingSample` for
 
-        Sample `number` may be among them. Items that are no sample numbers are left out."""
-        order = Permutation(len(self.items), number)
-        for k in range(min(tries, len(self.items))):
-            position = int(order[k])
+        Up to 99 are tried, in a random order that depends on `number`; else `error` is raised. Sample `number` may be
+        among them. Items that are no sample numbers are left out."""
+        n = len(self.items)
+        for position in Permutation(n, number)[np.arange(min(n, 99))].tolist():
             other = self.number_at(position)
-            if other is not None: yield position,other
+            if other is None: continue
+            with suppress(CorruptSample, MissingSample): return f(position, other)
+        raise error
 
     def positions_of(self, batch:Batch):
         "Yields each position of `batch`. Meanwhile the pipelines hold the values of the batch, and need no request."
@@ -242,14 +244,10 @@ class BatchReader:
         return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
 
     def _other(self, number, error):
-        """`(position, number, values)` of a sample in place of `number`, which cannot be read because of `error`
-
-        `()` if it is skipped. Raises the error of the last one that was tried."""
+        "`(position, number, values)` of one in place of sample `number`, which had `error`; `()` if it is skipped"
         if self.on_bad=='skip': return ()
-        for position,other in self.inputs.others(number):
-            try: return position,other,[values[0] for values in self._values([other])]
-            except (CorruptSample,MissingSample) as e: error = e
-        raise error
+        def read(position, other): return position,other,[values[0] for values in self._values([other])]
+        return self.inputs.instead(number, error, read)
 
 @contextmanager
 def first_or_other(
@@ -262,22 +260,13 @@ def first_or_other(
     or `MissingSample`, of the first sample, if it and up to 99 others cannot be read and decoded."""
     inputs = StoreInputs(dataset)
     reader,numbers = BatchReader(inputs, check),inputs.numbers_at([0])
-    def hold(position):
+    def hold(position, number=None):
         # under the number of the first sample, which is the one that fastai asks for
         next(inputs.positions_of(Batch([0], numbers, numbers, reader.read([position]).values)))
         for number in numbers:
             for fetch in inputs.fetches: fetch(number)   # raises `CorruptSample` if it cannot be decoded
     try:
-        _first_success(hold, itertools.chain([0], (other for n in numbers for other,_ in inputs.others(n))))
+        try: hold(0)
+        except (CorruptSample,MissingSample) as e: inputs.instead(numbers[0], e, hold)
         yield
     finally: inputs.release()
-
-def _first_success(f, arguments):
-    """Call `f` with each of `arguments` until it raises neither `CorruptSample` nor `MissingSample`; returns the result
-
-    If it always raises one of them, the first of these errors is raised. Any other error is raised at once."""
-    error = None
-    for argument in arguments:
-        try: return f(argument)
-        except (CorruptSample,MissingSample) as e: error = error or e
-    raise error

@@ -301,13 +301,20 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
-        inputs,path = StoreInputs(self.dataset),decide_path(self)
+        inputs = StoreInputs(self.dataset)
         for store in inputs.stores: store.new_epoch()
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
-        if inputs.fetches: batches = self.built(path, inputs, self._fetched(inputs, samps))
-        else: batches = super().create_batches(self.all_seeded(samps))
+        batches = self.batches_at(samps, inputs)
         yield from batches if self.times is None else timed(batches, NoSamples)
+
+    def batches_at(self,
+        positions, # All of this process in an epoch, an iterable
+        inputs:StoreInputs # Those of the dataset
+    ): # Iterator of batches
+        "The batches of these samples, before `after_batch`"
+        if inputs.fetches: return self.built(decide_path(self), inputs, self._fetched(inputs, positions))
+        return super().create_batches(self.all_seeded(positions))
 
     def built(self,
         path:BatchPath, # How to build batches
@@ -394,11 +401,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
             error.add_note(_not_skipped)
             raise error
         self._bad.note(self.offs, number)
-        if self.on_bad=='skip': return None
-        for position,_ in inputs.others(number):
-            try: return self._item(position)
-            except (CorruptSample,MissingSample) as e: error = e
-        raise error
+        return None if self.on_bad=='skip' else inputs.instead(number, error, lambda other,_: self._item(other))
 
     def _item(self, s):
         "As `TfmdDL.do_item`; if the path of the epoch says so, images stay undecoded through the first item transforms"

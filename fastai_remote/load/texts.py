@@ -9,7 +9,6 @@ __all__ = ['TextOptions', 'SampleLengths', 'text_lengths', 'PadTexts', 'StoreTok
            'is_tokens', 'length_field', 'StoredTokens', 'tokenize_store', 'RemoteLMDL']
 
 # %% ../../nbs/load/21_texts.ipynb #2784260e
-import gc
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +22,9 @@ from fastai.torch_core import display_df, tensor, TitledStr
 from fastcore.basics import chunked
 from fastcore.foundation import L
 from fasttransform import compose_tfms
-from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader, StoreInputs
+from .batch import BatchReader
 from .equivalence import is_idle
 from .fetch_transform import Fetch
 from .items import get_remote_items, read_parts, RemoteItems
@@ -463,10 +461,7 @@ class RemoteLMDL(RemoteDL):
         start = row*self.row_length+batch*self.seq_len
         return self._sequence.parts(start, start+length+1)
 
-    def create_batches(self, samps):
-        inputs = StoreInputs(self.dataset)
-        for store in inputs.stores: store.new_epoch()
-        if get_worker_info() is not None: gc.freeze()   # as in `RemoteDL`
+    def batches_at(self, samps, inputs):
         reader = BatchReader(inputs, self.check, self.prefetch)
         stock = super(RemoteDL, self).create_batches
         try:
