@@ -53,23 +53,27 @@ def _is_limited(size, nepochs, nresults):
     return nresults>0 and (nepochs<1 or size is None or size*nepochs>nresults)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
-    """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; below 1: endlessly
+    """The pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; below 1: endlessly
 
     Unless `nresults` is below 1, all processes together yield at most so many. Raises `ValueError` if an endless repeat
     has an empty pass."""
     limit = run.consumer.share(nresults) if _is_limited(run.size, nepochs, nresults) else None
-    given = 0
-    for k in range(nepochs) if nepochs>0 else itertools.count():
-        before = given
-        if given==limit: return
-        for pair in upstream(k):
-            yield pair
-            given += 1
-            if given==limit: return
-        if given==before and nepochs<1:
-            consumer = run.consumer
-            raise ValueError(f'nothing to repeat for worker {consumer.worker} of rank {consumer.rank}: no sample of '
-                             'its share is left; are there fewer samples than workers and ranks together?')
+    if nepochs<1: pairs = endless(upstream, run.consumer)
+    else: pairs = itertools.chain.from_iterable(map(upstream, range(nepochs)))
+    return itertools.islice(pairs, limit)
+
+def endless(
+    upstream, # `upstream(k)` is an iterator of the samples of pass `k`
+    consumer:Consumer,
+    what:str='' # What is repeated, for the message
+): # Yields samples
+    "One pass after the other, without end; raises `ValueError` for an empty one"
+    for k in itertools.count():
+        sample = None
+        for sample in upstream(k): yield sample
+        if sample is None:
+            raise ValueError(f'nothing to repeat{what} for worker {consumer.worker} of rank {consumer.rank}: no sample '
+                             'of its share is left; are there fewer samples than workers and ranks together?')
 
 def _shuffle_stage(upstream, run, bufsize, initial):
     "Yields the pairs of `upstream(0)`, drawn from a buffer that starts with `initial` of them and grows to `bufsize`"
