@@ -10,6 +10,7 @@ __all__ = ['RemoteImage', 'remote_images', 'fit_cleaners']
 # %% ../../nbs/load/18_cleaners.ipynb #97e0f350
 import io
 from functools import wraps
+from types import SimpleNamespace
 
 from PIL import Image
 from fastai.vision.core import PILImage
@@ -69,12 +70,8 @@ def remote_images(
     "`items` as images that can be opened"
     if fetch is None:
         fetch = Fetch(img_cls=PILImage)
-        fetch.setups(_HasItems(items))
+        fetch.setups(SimpleNamespace(items=items))
     return L(RemoteImage(number, fetch) for number in items)
-
-class _HasItems:
-    "An object with `items`, from which `Fetch.setups` takes the store"
-    def __init__(self, items): self.items = items
 
 def _image_fetch(dataset):
     """The first `Fetch` that begins a pipeline of `dataset`, has an `img_cls`, and whose field holds no masks

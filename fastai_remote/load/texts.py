@@ -12,6 +12,7 @@ __all__ = ['TextOptions', 'SampleLengths', 'text_lengths', 'PadTexts', 'StoreTok
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -354,7 +355,8 @@ def tokenize_store(
     text = text or TextOptions()
     entry = store.field_table.entry(field)   # raises `UnknownField`
     tokenizer,numericalize = text.tokenizer(),text.numericalize()
-    tl = _Pipeline(get_remote_items(store), [Fetch(field, store)])
+    # what `setups` reads of a `TfmdLists`
+    tl = SimpleNamespace(items=get_remote_items(store), tfms=SimpleNamespace(fs=[Fetch(field, store)]))
     tokenizer.setups(tl)
     if tokenizer.is_idle:
         raise TypeError(f"{store.name}: field {field!r} holds {entry['codec']}, and no texts to tokenize")
@@ -365,11 +367,6 @@ def tokenize_store(
     vocab = {**store.manifest.vocab, to:list(numericalize.vocab)} if fn.keep else {to:list(numericalize.vocab)}
     if not fn.keep: return store.add_fields(fn, fields=[field], vocab=vocab, **kwargs)
     return store.map(fn, url, name, vocab=vocab, **kwargs)
-
-class _Pipeline:
-    "What `StoreTokenizer.setups` reads of a `TfmdLists`"
-    def __init__(self, items, fs): self.items,self.fs = items,fs
-    tfms = property(lambda self: self)
 
 class _Tokenized:
     """Called with a sample, a dict, it returns a new dict with the numbers of the tokens of the sample's text
@@ -424,7 +421,7 @@ class RemoteLMDL(RemoteDL):
 
     @property
     def items(self):
-        "A sequence: the tokens, a tensor, of the text at each position"
+        "A sequence: the tokens, a tensor, of the text at each position; `LMLearner.predict` reads it"
         return _Tokens(self.dataset)
 
     def set_epoch(self, epoch, fit=0, start=0):

@@ -444,17 +444,6 @@ def read_values(
             for _,part in parts: found[field] += [part] if isinstance(part, Exception) else list(part[name])
     return found
 
-def thumbnail(
-    store:Store,
-    number:int, # Sample number
-    size:int=160, # Pixels of the longer side, at most
-    fields:list=None, # Names of fields; default: `tile_fields`
-    most:int=None # Bytes that the file may have
-)->Picture:
-    "A sample as a small picture: if it has none, or cannot be read, its texts or the error are drawn"
-    sample, = read_samples(store, [number], size, fields)
-    return as_picture(sample.image if sample.image is not None else drawn_text(sample, size), most)
-
 def drawn_text(
     sample:Sample,
     size:int # Width and height in pixels
