@@ -136,7 +136,7 @@ class StoreInputs:
         error:Exception, # Why
         f # `f(position, sample number)` for another sample
     ):
-        """What `f` returns for one of the same items: the first that it raises no `CorruptSample` or `MissingSample` for
+        """What `f` returns for the first of the same items for which it raises no `CorruptSample` or `MissingSample`
 
         Up to 99 are tried, in a random order that depends on `number`; else `error` is raised. Sample `number` may be
         among them. Items that are no sample numbers are left out."""
