@@ -16,6 +16,7 @@ from PIL import Image
 from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
+from .batch import fetch_of
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from ..store.base import Store
@@ -79,8 +80,7 @@ def _image_fetch(dataset):
     `FieldTable.holds_masks` tells whether it does. `None` if there is no such `Fetch`, or if the items of `dataset` are
     not `RemoteItems`."""
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
-    firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
-    fetches = [f for f in firsts if isinstance(f, Fetch)]
+    fetches = filter(None, map(fetch_of, getattr(dataset, 'tls', [dataset])))
     return next((f for f in fetches if f.img_cls is not None and not f.store.field_table.holds_masks(f.field)), None)
 
 def fit_cleaners(
