@@ -54,9 +54,11 @@ class SampleSelection(PositionMap):
         return SampleSelection(np.unpackbits(block)[:self.n-k*_BLOCK]==0 for k,block in enumerate(self.bits))
 
     def _at(self, positions):
-        blocks = np.searchsorted(self.starts, positions, 'right')-1
-        numbers,by_block = np.empty(len(positions), np.int64),np.argsort(blocks, kind='stable')
-        for places in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block]))+1):
+        blocks = (np.searchsorted(self.starts, positions, 'right')-1).astype(np.int32)
+        by_block = np.argsort(blocks, kind='stable')
+        by_block = np.split(by_block, np.flatnonzero(np.diff(blocks[by_block]))+1)
+        numbers = np.empty(len(positions), np.int64)
+        for places in by_block:
             block = int(blocks[places[0]])
             selected = np.flatnonzero(np.unpackbits(self.bits[block]))
             numbers[places] = block*_BLOCK+selected[positions[places]-self.starts[block]]
