@@ -41,10 +41,7 @@ class RemoteDistributedDL(DistributedDL):
         "Number of the batch that the epoch begins with, as in `RemoteDL`"
         return self.dl.start
 
-    @property
-    def global_bs(self)->int:
-        "Samples in a batch of all ranks together"
-        return (self.bs or 1)*self.world_size
+    global_bs = RemoteDL.global_bs
 
     def __len__(self):
         if not self.dl.is_seeded: return super().__len__()
