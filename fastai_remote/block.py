@@ -28,7 +28,7 @@ from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
 from .load.batch import fetch_of, first_or_other
 from .load.cleaners import fit_cleaners
-from .load.fetch_transform import Fetch, NO_SAMPLE_NUMBER
+from .load.fetch_transform import NO_SAMPLE_NUMBER
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
@@ -221,8 +221,7 @@ def _check_labelled(dsets, items):
     Items that can are `int` sample numbers and dicts. `RemoteItems` and empty `items` are not checked."""
     if not isinstance(dsets, Datasets) or isinstance(items, RemoteItems) or len(items)==0: return
     item = get_first(items)
-    firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]
-    fetch = next((t for t in firsts if isinstance(t, Fetch)), None)
+    fetch = next(filter(None, map(fetch_of, dsets.tls[dsets.n_inp:])), None)
     if fetch is None or isinstance(item, (int,np.integer,dict)): return
     if isinstance(item, torch.Tensor) and item.ndim==0: raise TypeError(NO_SAMPLE_NUMBER)
     field = fetch.field

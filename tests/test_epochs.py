@@ -68,7 +68,8 @@ def batches_of_rank(ds, kind, bs, seed, workers, **options):
         made = ds.batches(bs, num_workers=workers, seed=seed, **options)
         return [ds.__getitems__(positions) for positions in made],len(made)
     made = ds.batched(bs, None, **options)
-    consumers = [Consumer(worker=worker, num_workers=workers) for worker in range(workers)]
+    ranks = options['rank'],options['world_size']
+    consumers = [Consumer(*ranks, worker, workers) for worker in range(workers)]
     return [batch for consumer in consumers for batch in made.results((seed,), consumer, 0)],len(made)
 
 @pytest.mark.slow

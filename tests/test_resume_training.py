@@ -167,7 +167,7 @@ def test_another_loop_goes_on_where_the_state_was_saved(stores):
 
 @pytest.mark.parametrize('kwargs,message', [
     (dict(seed=4), 'had seed 3, and cannot be continued with 4'), (dict(lanes=4), 'had lanes 8, .* with 4'),
-    (dict(bs=4), 'samples per batch of all ranks together 8, .* with 4'), (dict(interleave=2), 'had interleave 4'),
+    (dict(bs=4), 'had batch_of_all_ranks 8, .* with 4'), (dict(interleave=2), 'had interleave 4'),
     (dict(valid_pct=.5), 'had samples 48, and cannot be continued with 30'),
     (dict(splitter=RandomStoreSplitter(.2, seed=9)), 'was of other samples')])
 def test_a_state_of_another_loader_is_refused_with_both_values(stores, kwargs, message):
@@ -292,7 +292,7 @@ def test_again_goes_on_with_a_training_that_has_not_ended(stores, half, capsys):
     assert 'goes on in epoch 1 of 2 at batch 3' in capsys.readouterr().out
 
 @pytest.mark.parametrize('epochs,kwargs,message', [
-    (3, {}, 'had 2 epochs, and cannot be continued with 3'), (2, dict(bs=4), 'together 8, .* with 4'),
+    (3, {}, 'had 2 epochs, and cannot be continued with 3'), (2, dict(bs=4), 'batch_of_all_ranks 8, .* with 4'),
     (2, dict(lanes=2), 'had lanes 8'), (2, dict(seed=9), 'had seed 0, and cannot be continued with 9'),
     (2, dict(valid_pct=.4), 'had samples 48')])
 def test_what_does_not_fit_is_refused_with_both_values(stores, half, epochs, kwargs, message):

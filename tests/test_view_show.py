@@ -18,7 +18,7 @@ from fastai_remote.testing import ManualClock
 from fastai_remote.view.choose import chosen_numbers, items_of, typed_label
 from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
 from fastai_remote.view.overview import count_in_splits, overview, some_numbers
-from fastai_remote.view.pictures import as_picture, read_samples, shown_kind, thumbnail, tile_fields
+from fastai_remote.view.pictures import as_picture, drawn_text, read_samples, shown_kind, tile_fields
 from fastai_remote.view.sheet import sheet
 from in_memory import in_memory
 from inputs import encoded
@@ -83,7 +83,7 @@ def test_mask_boxes_and_points_are_drawn_over_the_image(all_kinds):
 def test_pictures_of_any_mode_and_shape_become_small_ones(mode, size):
     image = Image.new('L', size, 9).convert(mode) if mode!='I;16' else Image.fromarray(np.full(size, 40000, np.uint16))
     store = MemoryStore({'png':[encoded(image)]})
-    picture = thumbnail(store, 0, 100)
+    picture = read_samples(store, [0], 100)[0].picture()
     assert max(Image.open(io.BytesIO(picture.content)).size)<=100 and picture.mime in ('image/png','image/jpeg')
 
 def test_a_recording_is_a_connected_curve_and_a_mask_has_a_legend(all_kinds):
@@ -136,7 +136,7 @@ def test_damaged_values_and_bombs_are_shown_as_their_errors(hostile):
     assert 'do not match their checksum' in wrong[0] and FIELD in wrong[0] and samples[0].image is not None
     assert 'sample 1' in wrong[1] and 'bomb' in wrong[2] and "can't decode byte 0xff" in wrong[2]
     assert 'not an image' in wrong[3] and not wrong[4]
-    assert all(thumbnail(hostile, k, 64).size[0]<=64 for k in range(5))
+    assert all(drawn_text(sample, 64).size==(64,64) for sample in samples)
 
 @pytest.mark.filterwarnings('ignore:Image size')
 def test_nothing_of_a_dataset_is_a_tag_or_a_script(hostile, tmp_path):

@@ -23,6 +23,7 @@ from fastai.vision.data import get_grid, get_show_batch_func, show_batch
 from ..codec.audio import recording_of
 from ..core import StoreError
 from .fetch_transform import Fetch
+from .sequences import padded_items
 from ..store.base import corrupt_value
 
 # %% ../../nbs/load/22_audio.ipynb #d64fb93f
@@ -112,17 +113,15 @@ def pad_audio(
     """Pads the recordings of a batch with zeros at their ends, to the length of the longest
 
     Raises `ValueError` if they differ in values per second or in the number of channels."""
-    samples = [list(sample) for sample in samples]
-    for position,first in enumerate(samples[0]):
-        if not isinstance(first, TensorAudio): continue
-        column = [sample[position] for sample in samples]
-        for what,found in (('values per second',{x.rate for x in column}), ('channels',{x.shape[0] for x in column})):
-            if len(found)>1:
-                raise ValueError(f'recordings of one batch have different {what} ({sorted(found, key=str)}): convert '
-                                 'them by fn= when they are written, or by an item transform')
-        longest = max(x.shape[-1] for x in column)
-        for sample in samples: sample[position] = _padded(sample[position], longest)
-    return [tuple(sample) for sample in samples]
+    return padded_items(samples, TensorAudio, _padded_to_longest)
+
+def _padded_to_longest(recordings):
+    for what,found in (('values per second',{x.rate for x in recordings}), ('channels',{len(x) for x in recordings})):
+        if len(found)>1:
+            raise ValueError(f'recordings of one batch have different {what} ({sorted(found, key=str)}): convert '
+                             'them by fn= when they are written, or by an item transform')
+    longest = max(x.shape[-1] for x in recordings)
+    return [_padded(x, longest) for x in recordings]
 
 # %% ../../nbs/load/22_audio.ipynb #ff664926
 def _audio_grid(n, max_n, nrows, ncols, figsize):

@@ -12,8 +12,7 @@ Docs: page `load/batch`"""
 #
 # The stages pass on a `Batch`.
 
-import collections, itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +21,8 @@ from fastcore.foundation import L
 
 from ..core import CorruptSample, MissingSample
 from .fetch_transform import Fetch
-from .items import RemoteItems
-from .prefetch import FetchThreads
+from .items import read_parts, RemoteItems
+from .prefetch import in_advance
 from .stages import stage
 from ..order.permutation import Permutation
 
@@ -132,18 +131,21 @@ class StoreInputs:
         numbers = [] if position is None else self.numbers_at([position])
         return numbers[0] if numbers else None
 
-    def others(self,
+    def instead(self,
         number:int, # A sample that cannot be used
-        tries:int=99 # How many positions, at most
-    ): # Yields `(position, sample number)`
-        """Samples of the same items to use instead, in a random order that depends on `number`
+        error:Exception, # Why
+        f # `f(position, sample number)` for another sample
+    ):
+        """What `f` returns for the first of the same items for which it raises no `CorruptSample` or `MissingSample`
 
-        Sample `number` may be among them. Items that are no sample numbers are left out."""
-        order = Permutation(len(self.items), number)
-        for k in range(min(tries, len(self.items))):
-            position = int(order[k])
+        Up to 99 are tried, in a random order that depends on `number`; else `error` is raised. Sample `number` may be
+        among them. Items that are no sample numbers are left out."""
+        n = len(self.items)
+        for position in Permutation(n, number)[np.arange(min(n, 99))].tolist():
             other = self.number_at(position)
-            if other is not None: yield position,other
+            if other is None: continue
+            with suppress(CorruptSample, MissingSample): return f(position, other)
+        raise error
 
     def positions_of(self, batch:Batch):
         "Yields each position of `batch`. Meanwhile the pipelines hold the values of the batch, and need no request."
@@ -185,38 +187,24 @@ class BatchReader:
         prefetch:int=1, # Number of batches to read in advance
         # `shards(positions of a batch)` -> arguments of the store's `prefetch`, or `None`; default: always `None`
         shards=None,
-        on_bad:str='raise', # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
-        report=None, # Called by `batches` with the number of each sample that is replaced or skipped
+        on_bad:str='raise' # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
     ):
-        self.inputs,self.check,self.prefetch,self.on_bad,self.report = inputs,check,prefetch,on_bad,report
+        self.inputs,self.check,self.prefetch,self.on_bad = inputs,check,prefetch,on_bad
         self.shards = shards or (lambda positions: None)
 
     def batches(self,
         positions, # Positions in the order of the epoch, an iterable
         bs:int # Samples per batch
-    ): # Yields `Batch`es
+    ): # Iterator of `Batch`es
         "The batches of an epoch, in order"
-        waiting = collections.deque()
-        with FetchThreads(self.prefetch) as submit:
-            for part in chunked(positions, bs):
-                waiting.append(submit(self.read, part, self.shards(part)))
-                if len(waiting)>self.prefetch: yield self._reported(waiting.popleft()())
-            for result in waiting: yield self._reported(result())
-
-    def _reported(self, batch):
-        """Returns `batch`, after `report`, if there is one, was called with each number in `batch.bad`
-
-        Not called in the threads that read, as several of these may do it at a time."""
-        if self.report:
-            for number in batch.bad: self.report(number)
-        return batch
+        return in_advance(self.read, ((part, self.shards(part)) for part in chunked(positions, bs)), self.prefetch)
 
     @stage('fetch')
     def read(self,
         positions:list, # Of one batch
         shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
     )->Batch:
-        """One batch, with one request per store; sample by sample if one is bad and `on_bad` is not 'raise'
+        """One batch, with one request per store; with more of them if one is bad and `on_bad` is not 'raise'
 
         A bad sample is always an error if one of the positions is `None`, or has an item that is no sample number.
         Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
@@ -224,11 +212,11 @@ class BatchReader:
         numbers = self.inputs.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
         if not unique: return Batch(positions, numbers, unique, [[] for _ in self.inputs.fetches])
-        try: return Batch(positions, numbers, unique, self._values(unique))
-        except (CorruptSample,MissingSample):
-            # To skip or replace a sample, its position must be known: each position must have a number
-            if self.on_bad=='raise' or len(numbers)!=len(positions) or None in positions: raise
-        return self._without_bad(positions, numbers)
+        # To skip or replace a sample, its position must be known: each position must have a number
+        may_be_bad = self.on_bad!='raise' and len(numbers)==len(positions) and None not in positions
+        parts = list(read_parts(self._values, unique)) if may_be_bad else [(unique,self._values(unique))]
+        if len(parts)>1 or isinstance(parts[0][1], Exception): return self._without_bad(positions, numbers, parts)
+        return Batch(positions, numbers, unique, parts[0][1])
 
     def _values(self, numbers):
         "For each `Fetch`: the values of samples `numbers`, a list or an array"
@@ -238,12 +226,15 @@ class BatchReader:
             values[id(store)] = store.get_many(numbers, fields, check=self.check)
         return [values[id(fetch.store)][fetch.field] for fetch in fetches]
 
-    def _without_bad(self, positions, numbers):
-        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged: read sample by sample
+    def _without_bad(self, positions, numbers, parts):
+        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged; `parts` as of `read_parts`
 
         A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
         samples are left out, and counted in `wanted`."""
-        found = {number:self._sample_or_other(number) for number in dict.fromkeys(numbers)}
+        found = {}
+        for some,values in parts:
+            if isinstance(values, Exception): found[some[0]] = self._other(some[0], values)
+            else: found |= {number:(None, number, [v[k] for v in values]) for k,number in enumerate(some)}
         bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
         used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
         new_positions = [position if other is None else other for position,other,_,_ in used]
@@ -252,20 +243,11 @@ class BatchReader:
         values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
         return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
 
-    def _sample_or_other(self, number):
-        """`(None, number, values)` of sample `number`, with a value for each `Fetch`; `()` if it is bad and skipped
-
-        If it is bad and to be replaced: `(position, number, values)` of another one. Raises the error of the last one
-        that was tried."""
-        try: return None,number,self._values_of(number)
-        except (CorruptSample,MissingSample) as e: error = e
+    def _other(self, number, error):
+        "`(position, number, values)` of one in place of sample `number`, which had `error`; `()` if it is skipped"
         if self.on_bad=='skip': return ()
-        for position,other in self.inputs.others(number):
-            try: return position,other,self._values_of(other)
-            except (CorruptSample,MissingSample) as e: error = e
-        raise error
-
-    def _values_of(self, number): return [values[0] for values in self._values([number])]
+        def read(position, other): return position,other,[values[0] for values in self._values([other])]
+        return self.inputs.instead(number, error, read)
 
 @contextmanager
 def first_or_other(
@@ -278,22 +260,13 @@ def first_or_other(
     or `MissingSample`, of the first sample, if it and up to 99 others cannot be read and decoded."""
     inputs = StoreInputs(dataset)
     reader,numbers = BatchReader(inputs, check),inputs.numbers_at([0])
-    def hold(position):
+    def hold(position, number=None):
         # under the number of the first sample, which is the one that fastai asks for
         next(inputs.positions_of(Batch([0], numbers, numbers, reader.read([position]).values)))
         for number in numbers:
             for fetch in inputs.fetches: fetch(number)   # raises `CorruptSample` if it cannot be decoded
     try:
-        _first_success(hold, itertools.chain([0], (other for n in numbers for other,_ in inputs.others(n))))
+        try: hold(0)
+        except (CorruptSample,MissingSample) as e: inputs.instead(numbers[0], e, hold)
         yield
     finally: inputs.release()
-
-def _first_success(f, arguments):
-    """Call `f` with each of `arguments` until it raises neither `CorruptSample` nor `MissingSample`; returns the result
-
-    If it always raises one of them, the first of these errors is raised. Any other error is raised at once."""
-    error = None
-    for argument in arguments:
-        try: return f(argument)
-        except (CorruptSample,MissingSample) as e: error = error or e
-    raise error

@@ -10,11 +10,13 @@ __all__ = ['RemoteImage', 'remote_images', 'fit_cleaners']
 # %% ../../nbs/load/18_cleaners.ipynb #97e0f350
 import io
 from functools import wraps
+from types import SimpleNamespace
 
 from PIL import Image
 from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
+from .batch import fetch_of
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from ..store.base import Store
@@ -69,12 +71,8 @@ def remote_images(
     "`items` as images that can be opened"
     if fetch is None:
         fetch = Fetch(img_cls=PILImage)
-        fetch.setups(_HasItems(items))
+        fetch.setups(SimpleNamespace(items=items))
     return L(RemoteImage(number, fetch) for number in items)
-
-class _HasItems:
-    "An object with `items`, from which `Fetch.setups` takes the store"
-    def __init__(self, items): self.items = items
 
 def _image_fetch(dataset):
     """The first `Fetch` that begins a pipeline of `dataset`, has an `img_cls`, and whose field holds no masks
@@ -82,8 +80,7 @@ def _image_fetch(dataset):
     `FieldTable.holds_masks` tells whether it does. `None` if there is no such `Fetch`, or if the items of `dataset` are
     not `RemoteItems`."""
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
-    firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
-    fetches = [f for f in firsts if isinstance(f, Fetch)]
+    fetches = filter(None, map(fetch_of, getattr(dataset, 'tls', [dataset])))
     return next((f for f in fetches if f.img_cls is not None and not f.store.field_table.holds_masks(f.field)), None)
 
 def fit_cleaners(

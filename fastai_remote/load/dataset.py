@@ -8,7 +8,8 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, inspect, itertools, sys, warnings
+import copy, gc, inspect, itertools, sys, warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 from fastcore.basics import patch
@@ -17,14 +18,14 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.numbers import label_list, LabelCodes
-from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
+from ..core import int_index, unknown_arguments
 from .epochs import (
     EpochIterator, Epochs, rank_and_world_size, share_of, SharedNumbers, this_worker)
-from .items import check_label_codes, get_remote_items
-from .prefetch import FetchThreads, shard_prefetch
+from .items import check_label_codes, get_remote_items, read_parts
+from .prefetch import in_advance, shard_prefetch
 from .seeds import key_of
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
-from .stream import batch_arguments, Pipeline, RemoteStream, StreamInput
+from .stream import batch_arguments, batches_of, Pipeline, RemoteStream, StreamInput
 from ..order.base import Order
 from ..order.permutation import MIX_A, MIX_B, mix64, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
@@ -197,9 +198,7 @@ class RemoteDataset(Pipeline, Dataset):
         "Read samples in one request; raises what `Store.get_many` raises, unless the handler decides otherwise"
         if shards: self.store.prefetch(*shards)
         numbers = self.items.numbers_at(positions)
-        if self.handler is None: return numbers,self._values(numbers),[]
-        try: return numbers,self._values(numbers),[]
-        except (CorruptSample,MissingSample): return self._read_each(numbers)
+        return (numbers,self._values(numbers),[]) if self.handler is None else self._read_handled(numbers)
 
     def _values(self, numbers):
         if not self.fields: return {}
@@ -213,18 +212,18 @@ class RemoteDataset(Pipeline, Dataset):
             values[field] = [None if code is None else given[code] for code in codes] if is_list else given[codes]
         return values
 
-    def _read_each(self, numbers):
-        """The result of `read` where some of `numbers` cannot be read: the handler decides about each of them
+    def _read_handled(self, numbers):
+        """The result of `read`, where the handler decides about each of `numbers` that cannot be read
 
         Samples after one where the handler ends the epoch are not read."""
         good,dropped = [],[]
-        for number in numbers.tolist():
-            try: self._values(np.array([number]))
-            except (CorruptSample,MissingSample) as error:
-                place = f'{self.store.name}: sample {number}'
-                dropped.append(Dropped(place, error, not ask_handler(self.handler, error, place)))
+        for some,found in read_parts(self._values, numbers):
+            if not isinstance(found, Exception): good += some.tolist()
+            else:
+                place = f'{self.store.name}: sample {some[0]}'
+                dropped.append(Dropped(place, found, not ask_handler(self.handler, found, place)))
                 if dropped[-1].stops: break
-            else: good.append(number)
+        if not dropped: return numbers,found,[]
         good = np.array(good, np.int64)
         return good,self._values(good) if len(good) else {},dropped
 
@@ -295,12 +294,7 @@ class RemoteDataset(Pipeline, Dataset):
             # Else the garbage collector writes to all objects that a worker shares with its parent, and so copies them
             gc.freeze()
         self.store.new_epoch()
-        waiting = collections.deque()
-        with FetchThreads(1) as submit:
-            for positions in batches:
-                waiting.append(submit(self.read, positions, prefetch and prefetch(positions)))
-                if len(waiting)>1: yield waiting.popleft()()
-            while waiting: yield waiting.popleft()()
+        yield from in_advance(self.read, ((some, prefetch and prefetch(some)) for some in batches), 1)
 
 # %% ../../nbs/load/15_dataset.ipynb #232fe715
 def _check_interleave(interleave):
@@ -328,9 +322,12 @@ class _BatchEpochs(Epochs):
         self.ds,self.bs,self.shuffle,self.interleave,self.drop_last = ds,bs,shuffle,interleave,drop_last
         self.finished = SharedNumbers(1)   # number of the last epoch that was read to its end, plus 1; 0: none
 
-    def __len__(self):
-        n = -(-len(self.ds)//self.world_size)
+    def _n_batches(self, world_size):
+        "The number of batches of each of `world_size` ranks"
+        n = -(-len(self.ds)//world_size)
         return n//self.bs if self.drop_last else -(-n//self.bs)
+
+    def __len__(self): return self._n_batches(self.world_size)
 
     def draw_key(self):
         "As in `Epochs`. Warns if this epoch has been read to its end before, in the same order."
@@ -352,15 +349,16 @@ class _BatchEpochs(Epochs):
         return dict(samples=len(self.ds), bs=self.bs, shuffle=self.shuffle, interleave=self.interleave,
                     drop_last=self.drop_last, which=crc if sizes is None else crc32(sizes.astype('<i8'), crc))
 
-    def _order(self, seed, workers):
-        "`Order` of the positions that this rank, with `workers` workers, reads; raises what `check_cache` raises"
-        n = len(self.ds)
+    def _order(self, key, consumer):
+        "`Order` of the positions that the rank of `consumer` reads; raises what `check_cache` raises"
+        n,seed,workers = len(self.ds),key_of(*key),consumer.order_workers
         if not self.shuffle: order = Order(n)
         elif (sizes:=_shard_sizes(self)) is None: order = Order(n, Permutation(n, seed))
         else:
             self.ds.store.check_cache(workers, 2*self.interleave)
             order = Order(n, ShardPermutation(sizes, seed, self.interleave, self.bs, workers))
-        return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
+        world_size = consumer.world_size
+        return rank_share(order, consumer.rank, world_size)[:self._n_batches(world_size)*self.bs]
 
     def _shard_prefetch(self, order, worker, workers, skipped=0):
         "As `shard_prefetch`; `skipped` is the number of batches that this worker has read before"
@@ -379,7 +377,7 @@ class RemoteBatches(_BatchEpochs, Sampler):
     def results(self, key, consumer, first):
         "Yields the `_Positions` of each batch of an epoch, from batch number `first` on"
         workers,epoch = self.num_workers,self.times
-        order = self._order(key_of(*key), consumer.order_workers)
+        order = self._order(key, consumer)
         self.ds.store.new_epoch()
         prefetch = None
         if shard_permutation_of(order) is not None:   # batch `k` is for worker `k%workers`
@@ -421,51 +419,33 @@ def batches(self:RemoteDataset,
     return res
 
 # %% ../../nbs/load/15_dataset.ipynb #65c4b9bf
-class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
+class BatchedDataset(Pipeline, _BatchEpochs, StreamInput, IterableDataset):
     """Collated batches of a `RemoteDataset`, for a torch `DataLoader` with `batch_size=None`
 
     Where steps leave out samples, a worker fills its batches with the next ones, and `len` is an upper bound."""
+    is_random = property(lambda self: self.shuffle)
+    in_turn = property(lambda self: not self.ds.may_drop)
+    vocabs = property(lambda self: self.ds.read_vocabs)
     def __iter__(self): return EpochIterator(self, *this_worker())
-
-    @property
-    def in_turn(self): return not self.ds.may_drop
 
     def results(self, key, consumer, first):
         # where samples are left out, nobody knows what the first batches had: they are made again
         skipped = 0 if self.ds.may_drop else first
-        order = self._order(key_of(*key), consumer.order_workers)
-        batches = self._batches(order, consumer.worker, consumer.num_workers, skipped)
+        order,worker,num_workers = self._order(key, consumer),consumer.worker,consumer.num_workers
+        parts = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
+        reads = self.ds.read_ahead(parts, self._shard_prefetch(order, worker, num_workers, skipped))
+        batches = batches_of(self.ds.pairs(reads), self.bs, self.collate, not self.drop_last)
         yield from itertools.islice(batches, first-skipped, None)
 
-    def _batches(self, order, worker, num_workers, skipped):
-        "Yields the batches of `worker`, without reading the first `skipped`: 0 where steps may leave out samples"
-        samples = []
-        batches = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
-        for read in self.ds.read_ahead(batches, self._shard_prefetch(order, worker, num_workers, skipped)):
-            results,stops = self.ds.results(read),False
-            if self.ds.may_drop:
-                stops = any(isinstance(result, Dropped) and result.stops for result in results)
-                results = list(_until_stop(results))
-            samples += results
-            while len(samples)>=self.bs:
-                yield self.collate(samples[:self.bs])
-                del samples[:self.bs]
-            if stops: break
-        if samples and not self.drop_last: yield self.collate(samples)
-
+    def run(self, key, consumer): return ((None,batch) for batch in self.results(key, consumer, 0))
+    def count(self, rank, world_size): return None if self.ds.may_drop else self._n_batches(world_size)
     def __repr__(self): return f'{self.ds!r}.batched({self.bs})'
     def as_stream(self):
-        stream = RemoteStream(_BatchInput(self), self.seed, *(self.given_rank or (None,None)))
+        stream = RemoteStream(self, self.seed, *(self.given_rank or (None,None)))
         stream.numbers = self.numbers   # `set_epoch` of one of them holds for the other
         return stream
 
     def _then(self, step): return self.as_stream()._then(step)
-
-def _until_stop(results):
-    "Yields what is not left out of `results`, as of `RemoteDataset.results`, up to where a handler ends the epoch"
-    for result in results:
-        if not isinstance(result, Dropped): yield result
-        elif result.stops: return
 
 @patch
 @delegates(_BatchEpochs, but=['ds'])
@@ -482,7 +462,7 @@ def batched(self:RemoteDataset,
     _check_options('batched', kwargs)
     if not partial: kwargs['drop_last'] = True
     res = BatchedDataset(self, bs, **{'seed':self.seed, **kwargs})
-    res.collate = list if collate is None else collate
+    res.collate = collate
     return res
 
 # %% ../../nbs/load/15_dataset.ipynb #0b81cadb
@@ -495,40 +475,30 @@ class _Draws:
         hashes = mix64(mix64(np.asarray(i).astype(np.uint64)^self.seed, np.uint64(MIX_A)), np.uint64(MIX_B))
         return (hashes%np.uint64(self.n)).astype(np.int64)
 
+@dataclass(eq=False, repr=False)
 class SampleInput(StreamInput):
     "The samples of a `RemoteDataset`, as the source of a `RemoteStream`"
-    def __init__(self,
-        ds:RemoteDataset,
-        shuffle:bool=False, # A random order?
-        resampled:bool=False, # Draw samples with repeats, without end?
-        interleave:int=4, # As in `RemoteDataset.stream`
-        parts:tuple=() # Slices of the order, applied one after the other
-    ):
-        _check_interleave(interleave)
-        self.ds,self.shuffle,self.resampled,self.interleave,self.parts = ds,shuffle,resampled,interleave,parts
+    ds:RemoteDataset
+    shuffle:bool=False # A random order?
+    resampled:bool=False # Draw samples with repeats, without end?
+    interleave:int=4 # As in `RemoteDataset.stream`
+    parts:tuple=() # Slices of the order, applied one after the other
 
-    @property
-    def is_random(self): return self.shuffle or self.resampled
+    is_random = property(lambda self: self.shuffle or self.resampled)
+    vocabs = property(lambda self: self.ds.read_vocabs)
+    def __post_init__(self): _check_interleave(self.interleave)
 
-    def _changed(self, **attributes):
-        result = copy.copy(self)
-        result.__dict__.update(attributes)
-        return result
-
-    @property
-    def vocabs(self): return self.ds.read_vocabs
-
-    def then(self, step): return self._changed(ds=self.ds._then(step))
+    def then(self, step): return replace(self, ds=self.ds._then(step))
 
     def shuffled(self, interleave):
         _check_interleave(interleave)
         if self.resampled: return self   # it is in random order
-        return None if self.parts else self._changed(shuffle=True, interleave=interleave)
+        return None if self.parts else replace(self, shuffle=True, interleave=interleave)
 
     def sliced(self, part):
-        return None if self.resampled or self.ds.may_drop else self._changed(parts=(*self.parts, part))
+        return None if self.resampled or self.ds.may_drop else replace(self, parts=(*self.parts, part))
 
-    def batched(self, stream, bs, collate, partial):
+    def in_batches(self, stream, bs, collate, partial):
         if self.resampled or self.parts or any(step.name=='select' for step in self.ds.steps): return None
         rank,world_size = stream.given_rank or (None,None)
         result = self.ds.batched(bs, collate, partial, shuffle=self.shuffle, seed=stream.seed,
@@ -573,24 +543,3 @@ class SampleInput(StreamInput):
     def __repr__(self):
         words = '.stream(resampled=True)' if self.resampled else '.shuffle()' if self.shuffle else ''
         return repr(self.ds)+words+''.join(f'[{part.start}:{part.stop}:{part.step}]' for part in self.parts)
-
-class _BatchInput(StreamInput):
-    "The batches of a `BatchedDataset`"
-    def __init__(self, batched): self.batches_of = batched
-    @property
-    def is_random(self): return self.batches_of.shuffle
-    @property
-    def vocabs(self): return self.batches_of.ds.read_vocabs
-    def __repr__(self): return repr(self.batches_of)
-
-    def _of(self, rank, world_size):
-        result = copy.copy(self.batches_of)
-        result.given_rank = rank,world_size
-        return result
-
-    def count(self, rank, world_size):
-        return None if self.batches_of.ds.may_drop else len(self._of(rank, world_size))
-
-    def run(self, key, consumer):
-        ds = self._of(consumer.rank, consumer.world_size)
-        return ((None,batch) for batch in ds.results(key, consumer, 0))

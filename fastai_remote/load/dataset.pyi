@@ -1,6 +1,7 @@
 """The samples of a store for a plain torch `DataLoader`, with the methods of WebDataset"""
 from typing import Any
 __all__: Any
+from dataclasses import dataclass
 from torch.utils.data import Dataset, default_collate, IterableDataset, Sampler
 from .epochs import Epochs
 from .stream import Pipeline, RemoteStream, StreamInput
@@ -79,7 +80,7 @@ class RemoteDataset(Pipeline, Dataset):
     def _values(self, numbers):
         ...
 
-    def _read_each(self, numbers):
+    def _read_handled(self, numbers):
         ...
 
     def results(self, read: tuple) -> list:
@@ -126,6 +127,9 @@ class _BatchEpochs(Epochs):
     def __init__(self, ds: RemoteDataset, bs: int=64, shuffle: bool=True, seed: int | None=None, interleave: int=4, drop_last: bool=False, rank: int | None=None, world_size: int | None=None):
         ...
 
+    def _n_batches(self, world_size):
+        ...
+
     def __len__(self):
         ...
 
@@ -138,7 +142,7 @@ class _BatchEpochs(Epochs):
     def options(self):
         ...
 
-    def _order(self, seed, workers):
+    def _order(self, key, consumer):
         ...
 
     def _shard_prefetch(self, order, worker, workers, skipped=0):
@@ -164,19 +168,21 @@ def _check_options(method, options):
 def _check_not_replaced(ds, rank=None, **kwargs):
     ...
 
-class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
+class BatchedDataset(Pipeline, _BatchEpochs, StreamInput, IterableDataset):
+    is_random: Any
+    in_turn: Any
+    vocabs: Any
 
     def __iter__(self):
-        ...
-
-    @property
-    def in_turn(self):
         ...
 
     def results(self, key, consumer, first):
         ...
 
-    def _batches(self, order, worker, num_workers, skipped):
+    def run(self, key, consumer):
+        ...
+
+    def count(self, rank, world_size):
         ...
 
     def __repr__(self):
@@ -187,9 +193,6 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
 
     def _then(self, step):
         ...
-
-def _until_stop(results):
-    ...
 _READ: Any
 
 class _Draws:
@@ -202,25 +205,17 @@ class _Draws:
     def __getitem__(self, i):
         ...
 
+@dataclass(eq=False, repr=False)
 class SampleInput(StreamInput):
-    ds: Any
-    shuffle: Any
-    resampled: Any
-    interleave: Any
-    parts: Any
+    ds: RemoteDataset
+    shuffle: bool = False
+    resampled: bool = False
+    interleave: int = 4
+    parts: tuple = ()
+    is_random: Any
+    vocabs: Any
 
-    def __init__(self, ds: RemoteDataset, shuffle: bool=False, resampled: bool=False, interleave: int=4, parts: tuple=()):
-        ...
-
-    @property
-    def is_random(self):
-        ...
-
-    def _changed(self, **attributes):
-        ...
-
-    @property
-    def vocabs(self):
+    def __post_init__(self):
         ...
 
     def then(self, step):
@@ -232,7 +227,7 @@ class SampleInput(StreamInput):
     def sliced(self, part):
         ...
 
-    def batched(self, stream, bs, collate, partial):
+    def in_batches(self, stream, bs, collate, partial):
         ...
 
     def count(self, rank, world_size):
@@ -248,30 +243,4 @@ class SampleInput(StreamInput):
         ...
 
     def __repr__(self):
-        ...
-
-class _BatchInput(StreamInput):
-    batches_of: Any
-
-    def __init__(self, batched):
-        ...
-
-    @property
-    def is_random(self):
-        ...
-
-    @property
-    def vocabs(self):
-        ...
-
-    def __repr__(self):
-        ...
-
-    def _of(self, rank, world_size):
-        ...
-
-    def count(self, rank, world_size):
-        ...
-
-    def run(self, key, consumer):
         ...

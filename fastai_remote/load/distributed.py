@@ -41,10 +41,7 @@ class RemoteDistributedDL(DistributedDL):
         "Number of the batch that the epoch begins with, as in `RemoteDL`"
         return self.dl.start
 
-    @property
-    def global_bs(self)->int:
-        "Samples in a batch of all ranks together"
-        return (self.bs or 1)*self.world_size
+    global_bs = RemoteDL.global_bs
 
     def __len__(self):
         if not self.dl.is_seeded: return super().__len__()
@@ -64,7 +61,7 @@ class RemoteDistributedDL(DistributedDL):
         if dl.in_place: _check_same(order, dl)
         # with a seed, the batches of all ranks together do not depend on the number of ranks
         rest = len(order)%self.global_bs if dl.is_seeded and self.drop_last else 0
-        if rest: order = _first_of(order, len(order)-rest)
+        if rest: order = Order(len(order)-rest, order)   # a `WeightedOrder` cannot be sliced
         share = dl.share(order, self.rank, self.world_size)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
@@ -107,12 +104,6 @@ class RemoteDistributedDL(DistributedDL):
         # The `RemoteDL` builds the batches, and needs the order and the worker of this loader
         self.dl._DataLoader__idxs,self.dl.offs,self.dl.num_workers = self._DataLoader__idxs,self.offs,self.num_workers
         yield from self.dl.create_batches(samps)
-
-def _first_of(order, n):
-    "The first `n` of `order`, also of a `WeightedOrder`, which cannot be sliced"
-    result = Order(n, order)
-    result.chunk_size = order.chunk_size
-    return result
 
 def _check_same(order, dl):
     "Raise `ValueError` if the ranks have different orders: `get_preds` drew them, in each rank by itself"

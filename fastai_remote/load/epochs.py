@@ -219,6 +219,18 @@ class Epochs:
         epoch:int # Its number
     ): "Called when the results of an epoch have been read to their end"
 
+def check_options(
+    what:str, # What is read, for the message
+    state:dict, # Of the epoch that is to be continued
+    options:dict # `{name: value}` of what its results depend on; `which` is a checksum of some sample numbers
+):
+    "Raise `ValueError` if the epoch had other options"
+    for name,value in options.items():
+        if state.get(name)==value: continue
+        if name=='which': had,now = 'was of other samples, or of shards of other sizes','these samples'
+        else: had,now = f'had {name} {state.get(name)!r}',repr(value)
+        raise ValueError(f'{what}: the epoch {had}, and cannot be continued with {now}')
+
 class EpochIterator:
     """The results of one process in one epoch, as an iterator with a state
 
@@ -262,12 +274,6 @@ class EpochIterator:
 
         Raises `ValueError` if an option has changed, such as the number of workers, samples or samples per batch, or
         which samples they are."""
-        for name,value in self._options().items():
-            if state.get(name)==value: continue
-            if name=='which':
-                raise ValueError(f'{self.source!r}: this state is of an epoch of other samples, or of samples in '
-                                 'shards of other sizes, and cannot be continued with these')
-            raise ValueError(f'{self.source!r}: this state is of an epoch with {name}={state.get(name)}, and cannot be '
-                             f'continued with {name}={value}')
+        check_options(repr(self.source), state, self._options())
         self.consumer = replace(self.consumer, lanes=state['lanes'])
         self.key,self.count,self.iterator = tuple(state['key']),state['count'],None

@@ -87,6 +87,9 @@ def _known_names(store, field):
 def field_values(items: RemoteItems, field: str, optional: bool=False):
     ...
 
+def read_parts(read, numbers):
+    ...
+
 def check_label_codes(store: Store, field: str, numbers: np.ndarray, values):
     ...
 

@@ -8,10 +8,9 @@ Docs: page `load/loader`"""
 __all__ = ['WorkerLoader', 'ending_workers', 'BadSamples', 'RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import _thread, collections, gc, inspect, random, signal, warnings
+import _thread, gc, inspect, random, signal, warnings
 from contextlib import contextmanager, suppress
 from copy import copy
-from functools import partial
 from multiprocessing import current_process, get_context
 from threading import current_thread, main_thread, Thread
 from traceback import walk_tb
@@ -41,7 +40,7 @@ from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPath, BatchPipeline, decide_path
-from .prefetch import FetchThreads, shard_prefetch
+from .prefetch import in_advance, shard_prefetch
 from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
 from .stages import stage
@@ -114,13 +113,14 @@ class BadSamples:
 
     def note(self,
         worker:int, # Number of this worker
-        number:int # Sample number
+        *numbers:int # Sample numbers
     ):
-        "Count sample `number`"
+        "Count samples `numbers`"
         row = self.rows[worker]
-        count = int(row[0])
-        if count<_max_reported: row[1+count] = number
-        row[0] += 1
+        for number in numbers:
+            count = int(row[0])
+            if count<_max_reported: row[1+count] = number
+            row[0] += 1
 
     @property
     def count(self)->int:
@@ -301,13 +301,20 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
-        inputs,path = StoreInputs(self.dataset),decide_path(self)
+        inputs = StoreInputs(self.dataset)
         for store in inputs.stores: store.new_epoch()
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
-        if inputs.fetches: batches = self.built(path, inputs, self._fetched(inputs, samps))
-        else: batches = super().create_batches(self.all_seeded(samps))
+        batches = self.batches_at(samps, inputs)
         yield from batches if self.times is None else timed(batches, NoSamples)
+
+    def batches_at(self,
+        positions, # All of this process in an epoch, an iterable
+        inputs:StoreInputs # Those of the dataset
+    ): # Iterator of batches
+        "The batches of these samples, before `after_batch`"
+        if inputs.fetches: return self.built(decide_path(self), inputs, self._fetched(inputs, positions))
+        return super().create_batches(self.all_seeded(positions))
 
     def built(self,
         path:BatchPath, # How to build batches
@@ -325,7 +332,6 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
 
     def _fetched(self, inputs, positions):
         "Yields a `Batch`, with its values, for each `bs` of `positions`; `inputs` are the `StoreInputs` of the dataset"
-        report = partial(self._bad.note, self.offs) if self._bad is not None else None
         skips = self.on_bad=='skip' and not self.in_place
         on_bad = 'raise' if self.on_bad=='skip' and not skips else self.on_bad
         # Without an epoch, fastai makes batches of positions that are given
@@ -333,10 +339,11 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
             shards = shard_prefetch(self.dataset.items, order, self.first_of)
-        reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad, report)
+        reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad)
         try:
             for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
                 batch.first = self.first_of(k)
+                if self._bad is not None: self._bad.note(self.offs, *batch.bad)
                 yield batch
         except (CorruptSample,MissingSample) as e:
             if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
@@ -394,11 +401,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
             error.add_note(_not_skipped)
             raise error
         self._bad.note(self.offs, number)
-        if self.on_bad=='skip': return None
-        for position,_ in inputs.others(number):
-            try: return self._item(position)
-            except (CorruptSample,MissingSample) as e: error = e
-        raise error
+        return None if self.on_bad=='skip' else inputs.instead(number, error, lambda other,_: self._item(other))
 
     def _item(self, s):
         "As `TfmdDL.do_item`; if the path of the epoch says so, images stay undecoded through the first item transforms"
@@ -423,32 +426,27 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
 
         From the first one on where that fails, all are built item by item. These have the same values and draw the same
         random numbers."""
-        waiting = collections.deque()   # (function that waits for the result, random state before it, batch)
         given_up = False
-        def finished(result, state, batch):
-            nonlocal given_up
-            built = None if given_up else result()
-            if built is not None:
-                yield built
-                return
-            if not given_up: random.setstate(state)
-            given_up = True
-            yield from self._item_batches(inputs, [batch])
-        with FetchThreads(self.threads, _use_one_core) as submit:
+        def begun():
+            "Yields each batch, the random state before it, and what `begin` makes of it"
             for batch in batches:
-                if not batch.positions:   # all of its samples were skipped
-                    while waiting: yield from finished(*waiting.popleft())
-                    yield from self._no_samples(batch)
-                    continue
                 state = random.getstate()
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
-                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns(), seeding)
+                is_over = given_up or not batch.positions or whole.is_outdated(self)
+                values = None if is_over else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
-                if batch.wanted<self.bs and self.drop_last and not given_up: continue
-                waiting.append((submit(whole.finish, begun), state, batch))
-                if len(waiting)>self.threads: yield from finished(*waiting.popleft())
-            while waiting: yield from finished(*waiting.popleft())
+                is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
+                if given_up or not is_dropped: yield batch,state,values
+        def finish(batch, state, values): return batch,state,whole.finish(values)
+        for batch,state,built in in_advance(finish, begun(), self.threads, _use_one_core):
+            if not batch.positions: yield from self._no_samples(batch)   # all of them were skipped
+            elif built is not None and not given_up: yield built
+            else:
+                if not given_up: random.setstate(state)
+                given_up = True
+                yield from self._item_batches(inputs, [batch])
+            del built   # so that its memory can be used for another one
 
     def floats_next(self)->bool:
         "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"

@@ -9,13 +9,14 @@ __all__ = ['mix', 'RandomMix', 'RoundRobin']
 
 # %% ../../nbs/load/16_mix.ipynb #99a05d64
 from bisect import bisect
+from itertools import islice
 
 import numpy as np
 from fastcore.basics import patch
 
 from .epochs import share_of, rank_and_world_size
 from .seeds import key_of
-from .stream import Pipeline, RemoteStream, StreamInput
+from .stream import endless, Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #a5de5f23
 def _common_vocabs(streams):
@@ -53,51 +54,45 @@ class _MixInput(StreamInput):
         return None if self.end=='first' or None in counts else sum(counts)
 
     def run(self, key, consumer):
-        weights = [1]*len(self.streams) if self.weights=='in turn' else list(self.weights)
-        members = [self._member(member, key, consumer, 0) for member in range(len(self.streams))]
-        choose = self._in_turn if self.weights=='in turn' else self._at_random(key, consumer)
-        left,passes,given = list(range(len(members))),[0]*len(members),0
         limit = None if isinstance(self.end, str) else consumer.share(self.end)
-        last = -1   # place in `left` of the last sample
-        while left and given!=limit:
-            last = choose(left, last, weights)
-            member = left[last]
-            pair = next(members[member], None)
-            if pair is None and limit is not None:   # it starts again
-                passes[member] += 1
-                members[member] = self._member(member, key, consumer, passes[member])
-                pair = next(members[member], None)
-                if pair is None:
-                    raise ValueError(f'nothing to repeat of {self.streams[member]!r} for worker {consumer.worker} of '
-                                     f'rank {consumer.rank}: are there fewer samples than workers and ranks together?')
-            if pair is not None:
-                given += 1
-                yield pair
-            elif self.end=='first': return
-            else:
-                del left[last]
-                last -= 1
+        return islice(self._drawn(key, consumer, starts_again=limit is not None), limit)
 
 # %% ../../nbs/load/16_mix.ipynb #5c0dcaf8
 @patch
-def _member(self:_MixInput, k, key, consumer, n_pass):
-    "Iterator of `(origin, sample)` of stream `k` in pass `n_pass` of the epoch, from 0, for `consumer`"
-    stream = self.streams[k]
-    own = () if stream.seed is None else (stream.seed,)
-    return stream.start((*own, *key, k, n_pass), consumer)
+def _drawn(self:_MixInput, key, consumer, starts_again):
+    "As `run`, but without a limit; what runs out starts again, or is left out, or ends all if `end` is 'first'"
+    members = [self._member(k, key, consumer, starts_again) for k in range(len(self.streams))]
+    choose = self._in_turn if self.weights=='in turn' else self._at_random(key, consumer)
+    left,last = list(range(len(members))),-1   # numbers of those that have not run out; place in it of the last sample
+    while left:
+        last = choose(left, last)
+        pair = next(members[left[last]], None)
+        if pair is not None: yield pair
+        elif self.end=='first': return
+        else:
+            del left[last]
+            last -= 1
 
 @patch
-def _in_turn(self:_MixInput, left, last, weights): return (last+1)%len(left)
+def _member(self:_MixInput, k, key, consumer, starts_again):
+    "Iterator of `(origin, sample)` of stream `k` for `consumer`"
+    stream = self.streams[k]
+    own = () if stream.seed is None else (stream.seed,)
+    def start(n_pass): return stream.start((*own, *key, k, n_pass), consumer)
+    return endless(start, consumer, f' of {stream!r}') if starts_again else start(0)
+
+@patch
+def _in_turn(self:_MixInput, left, last): return (last+1)%len(left)
 
 @patch
 def _at_random(self:_MixInput, key, consumer):
-    """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
+    """A function `choose(left, last)` that draws an index of `left`, by the weights of the streams
 
     `left` are the numbers of the streams that have samples left, and `last` is not used."""
     rng = np.random.default_rng(key_of(*key, len(self.streams), consumer.rank, consumer.worker))
     bounds,draws = {},[]
-    def choose(left, last, weights):
-        if len(left) not in bounds: bounds[len(left)] = np.cumsum([weights[k] for k in left]).tolist()
+    def choose(left, last):
+        if len(left) not in bounds: bounds[len(left)] = np.cumsum([self.weights[k] for k in left]).tolist()
         limits = bounds[len(left)]
         if not draws: draws.extend(rng.random(1024).tolist())
         return min(bisect(limits, draws.pop()*limits[-1]), len(left)-1)

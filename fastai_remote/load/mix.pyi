@@ -28,10 +28,13 @@ class _MixInput(StreamInput):
     def run(self, key, consumer):
         ...
 
-    def _member(self, k, key, consumer, n_pass):
+    def _drawn(self, key, consumer, starts_again):
         ...
 
-    def _in_turn(self, left, last, weights):
+    def _member(self, k, key, consumer, starts_again):
+        ...
+
+    def _in_turn(self, left, last):
         ...
 
     def _at_random(self, key, consumer):

@@ -3,10 +3,12 @@
 Docs: page `load/prefetch`"""
 
 # If the store has shards, an epoch goes through them group by group, and a worker fetches whole shards into the cache
-# before it needs them. `ShuffledShards` and `ShardsInOrder` say which ones, batch by batch. `FetchThreads` runs
+# before it needs them. `ShuffledShards` and `ShardsInOrder` say which ones, batch by batch. `in_advance` runs
 # requests for batches in the background.
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 
 import numpy as np
 
@@ -94,22 +96,22 @@ def shard_prefetch(
     perm = shard_permutation_of(order)
     return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, first_of)
 
-class FetchThreads:
-    """Threads that work in advance. As a context manager it returns `submit`.
+def in_advance(
+    f, # Called in threads
+    arguments, # Iterable of tuples of its arguments, from which this thread takes the next one with each result
+    n:int, # Number of results that are computed in advance, each in a thread; 0: a result is computed when it is taken
+    init=None # Called first in each thread
+): # Yields what `f` returns, in the order of `arguments`; raises what `f` raises
+    """Calls `f` with each of `arguments`, while the results before are used
 
-    At the end of the context, what has not begun is cancelled; what runs goes on, and is not waited for."""
-    def __init__(self,
-        n:int, # Number of threads; with 0 the work is done when its result is asked for
-        init=None # Called first in each thread
-    ):
-        self.executor = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init) if n else None
-
-    def submit(self, f, *args):
-        """Start `f(*args)` in one of the threads; returns a function that waits for the result and returns it
-
-        That function raises what `f` raises. With 0 threads, it calls `f(*args)` itself: call it only once."""
-        return self.executor.submit(in_threads(f), *args).result if self.executor else lambda: f(*args)
-
-    def __enter__(self): return self.submit
-    def __exit__(self, *exc):
-        if self.executor: self.executor.shutdown(wait=False, cancel_futures=True)
+    If nobody takes the rest, what has not begun is cancelled; what runs goes on, and is not waited for."""
+    if not n:
+        yield from starmap(f, arguments)
+        return
+    waiting,threads = deque(),ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init)
+    try:
+        for some in arguments:
+            waiting.append(threads.submit(in_threads(f), *some))
+            if len(waiting)>n: yield waiting.popleft().result()
+        while waiting: yield waiting.popleft().result()
+    finally: threads.shutdown(wait=False, cancel_futures=True)

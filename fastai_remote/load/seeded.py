@@ -13,12 +13,11 @@ from fastcore.basics import chunked
 
 from .batch import StoreInputs
 from .epoch_order import shard_sizes
+from .epochs import check_options
 from .fast_path import BatchPipeline
 from .items import RemoteItems
 from .seeds import EpochSeeds, key_of, own_generators
 from ..order.ranks import BatchesInTurn
-
-_names = dict(samples='samples', batch_size='samples per batch of all ranks together', drop_last='drop_last')
 
 class SeededDL:
     "What a `RemoteDL` with a `seed` does: a base class"
@@ -73,11 +72,7 @@ class SeededDL:
     ):
         "Raise `ValueError` if this loader has other samples or batches than that of `state`, or no `seed`"
         self._check_seed('load_state_dict')
-        for name,value in self._options().items():
-            if state.get(name)==value: continue
-            what = 'was of other samples' if name=='which' else f'had {_names.get(name, name)} {state.get(name)!r}'
-            now = 'these samples' if name=='which' else f'{value!r}'
-            raise ValueError(f'{self.store_names}: the epoch {what}, and cannot be continued with {now}')
+        check_options(self.store_names, state, self._options())
 
     def _options(self):
         "What batches depend on, as far as it can be compared; `which` is a checksum of some sample numbers"
@@ -85,8 +80,9 @@ class SeededDL:
         sizes = shard_sizes(self) if self.shuffle else None
         balance = self.balance if isinstance(self.balance, str|None) else str(self.balance[0])
         by_shards = {} if sizes is None else dict(lanes=self.lanes, interleave=self.interleave)
-        return dict(seed=self.seed, samples=self.n, batch_size=self.global_bs, shuffle=self.shuffle, balance=balance,
-                    drop_last=self.drop_last, which=items.checksum() if isinstance(items, RemoteItems) else None,
+        return dict(seed=self.seed, samples=self.n, batch_of_all_ranks=self.global_bs, shuffle=self.shuffle,
+                    balance=balance, drop_last=self.drop_last,
+                    which=items.checksum() if isinstance(items, RemoteItems) else None,
                     shards=None if sizes is None else len(sizes), **by_shards)
 
     # An epoch

@@ -62,12 +62,19 @@ def pad_strokes(
     samples:list # Tuples, some of whose items are `TensorStrokes`
 )->list: # The same, with sequences of one length
     "Pads drawings at their ends, with rows 0, …, 0, 1 (no more steps) if there are 5 columns or more, else with zeros"
-    samples = [list(sample) for sample in samples]
-    for k in range(len(samples[0])):
-        if not isinstance(samples[0][k], TensorStrokes): continue
-        longest = max(len(sample[k]) for sample in samples)
-        for sample in samples: sample[k] = _padded(sample[k], longest)
-    return [tuple(sample) for sample in samples]
+    def pad(drawings):
+        longest = max(map(len, drawings))
+        return [_padded(steps, longest) for steps in drawings]
+    return padded_items(samples, TensorStrokes, pad)
+
+def padded_items(
+    samples:list, # Tuples
+    cls:type, # Of the items to pad
+    pad # `pad(list of items)` -> list of items of one length
+)->list: # Of tuples
+    "The samples with items of equal length, in each place where the first sample has a `cls`"
+    columns = [pad(column) if isinstance(column[0], cls) else column for column in zip(*samples)]
+    return list(zip(*columns))
 
 def _padded(steps, n):
     padding = steps.new_zeros((n-len(steps), steps.shape[1]))

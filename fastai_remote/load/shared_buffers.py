@@ -97,13 +97,12 @@ class OutgoingTensor:
 
     def __reduce__(self):
         kind = self.cls,self.channels,self.own
-        if self.x.nbytes<=_max_in_pipe: return _from_array,(self.x.numpy(), *kind)
+        if self.x.nbytes<=_max_in_pipe: return _opened,(self.x.numpy(), *kind)
         offset = None if self.buffers is None else self.buffers.offset_of(self.x)
-        if offset is None: return _from_tensor,(self.x, *kind)   # PyTorch moves it through shared memory of its own
+        if offset is None: return _opened,(self.x, *kind)   # PyTorch moves it through shared memory of its own
         return _from_buffer,(self.buffers.id, offset, tuple(self.x.shape), *kind)
 
-def _from_array(array, *kind): return OutgoingTensor(torch.from_numpy(array), *kind).open()
-def _from_tensor(x, *kind): return OutgoingTensor(x, *kind).open()
+def _opened(x, *kind): return OutgoingTensor(torch.as_tensor(x), *kind).open()
 def _from_buffer(id, offset, shape, cls, channels, own):
     """In the main process: the tensor that a worker left at `offset` of the `SharedBuffers` with number `id`
 

@@ -196,7 +196,6 @@ def _decode(store, number, sample, *decoders, only=None):
     """Step `decode`: a copy of dict `sample`, in which values that are bytes are decoded by `_object`
 
     With `only`, a set of fields, those of other fields stay bytes."""
-    _expect_dict('decode', sample)
     return {field:_object(store, number, field, value, decoders)
             if isinstance(value, bytes) and field[:2]!='__' and (only is None or field in only) else value
             for field,value in sample.items()}
@@ -233,7 +232,6 @@ def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_err
     """Step `to_tuple`: a tuple of the value of the first field that `sample` has of each group, such as `jpg;png`
 
     Raises what `_first` raises, and with `none_is_error` `MissingSample` for a value that is `None`."""
-    _expect_dict('to_tuple', sample)
     values = tuple(_first(store, number, sample, group, missing_is_error) for group in groups)
     if none_is_error:
         for group,value in zip(groups, values):
@@ -242,7 +240,6 @@ def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_err
 
 def _rename(store, number, sample, keep, names):
     "Step `rename`: `names` is `{new name: group of fields}`; other fields are in the result only with `keep`"
-    _expect_dict('rename', sample)
     renamed = {new:_first(store, number, sample, group) for new,group in names.items()}
     if not keep: return renamed
     used = {field for group in names.values() for field in parse_field(group)[0]}
@@ -250,7 +247,6 @@ def _rename(store, number, sample, keep, names):
 
 def _map_dict(store, number, sample, functions):
     "Step `map_dict`: a copy of `sample` with the results of `functions`, `{field: function}`; raises `KeyError`"
-    _expect_dict('map_dict', sample)
     result = dict(sample)
     for field,f in functions.items():
         if field not in result:
@@ -264,7 +260,6 @@ def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, d
 
     Returns a dict; of two fields of one name it has the first. Raises `ValueError` for patterns without fields, or two
     fields of one name, if these are errors."""
-    _expect_dict('rename_keys', sample)
     result,matched = {},set()
     for field,value in sample.items():
         name = field.rsplit('/', 1)[-1].lower()
@@ -281,7 +276,6 @@ def _extract_keys(store, number, sample, *patterns, duplicate_is_error=True, ign
     """Step `extract_keys`: a tuple of the first value whose field matches, for each pattern, such as `*.jpg;*.png`
 
     Raises `ValueError` for a pattern that matches several fields, or none, if these are errors."""
-    _expect_dict('extract_keys', sample)
     values = []
     for pattern in patterns:
         wanted = pattern.split(';') if isinstance(pattern, str) else pattern
@@ -296,7 +290,6 @@ def _xdecode(store, number, sample, decoders, must_decode):
 
     `decoders` is a list of `(pattern, function of a binary file)`, of which the last that matches is used; `False` as
     function leaves the bytes. Otherwise the codec is used. Raises `ValueError` if there is none and `must_decode`."""
-    _expect_dict('xdecode', sample)
     result = {}
     for field,value in sample.items():
         result[field] = value
@@ -341,6 +334,7 @@ def _select(store, number, sample, predicate):
 # After a step that makes other samples, such as `unbatched`, the number is `None`
 _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map, map_dict=_map_dict, rename=_rename,
               rename_keys=_rename_keys, extract_keys=_extract_keys, xdecode=_xdecode, select=_select)
+_of_any_sample = 'map_tuple','map','select'   # the others take a sample that is a dict
 
 # A step is kept as data. So a dataset can be pickled for workers that are started by `spawn`. Functions that pickle
 # cannot find by their names, such as lambda functions, are pickled by cloudpickle.
@@ -429,7 +423,9 @@ def run_steps(
 
     The handler of a step decides about its errors. Without one they are raised, with a note that names the sample."""
     for step in steps:
-        try: result = _steps[step.name](store, number, sample, *step.args, **step.kwargs)
+        try:
+            if step.name not in _of_any_sample: _expect_dict(step.name, sample)
+            result = _steps[step.name](store, number, sample, *step.args, **step.kwargs)
         except Exception as error:
             place = f'{_sample_name(store, number, sample)}, in .{step.name}'
             return Dropped(place, error, not ask_handler(step.handler, error, place))

@@ -53,23 +53,27 @@ def _is_limited(size, nepochs, nresults):
     return nresults>0 and (nepochs<1 or size is None or size*nepochs>nresults)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
-    """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; below 1: endlessly
+    """The pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; below 1: endlessly
 
     Unless `nresults` is below 1, all processes together yield at most so many. Raises `ValueError` if an endless repeat
     has an empty pass."""
     limit = run.consumer.share(nresults) if _is_limited(run.size, nepochs, nresults) else None
-    given = 0
-    for k in range(nepochs) if nepochs>0 else itertools.count():
-        before = given
-        if given==limit: return
-        for pair in upstream(k):
-            yield pair
-            given += 1
-            if given==limit: return
-        if given==before and nepochs<1:
-            consumer = run.consumer
-            raise ValueError(f'nothing to repeat for worker {consumer.worker} of rank {consumer.rank}: no sample of '
-                             'its share is left; are there fewer samples than workers and ranks together?')
+    if nepochs<1: pairs = endless(upstream, run.consumer)
+    else: pairs = itertools.chain.from_iterable(map(upstream, range(nepochs)))
+    return itertools.islice(pairs, limit)
+
+def endless(
+    upstream, # `upstream(k)` is an iterator of the samples of pass `k`
+    consumer:Consumer,
+    what:str='' # What is repeated, for the message
+): # Yields samples
+    "One pass after the other, without end; raises `ValueError` for an empty one"
+    for k in itertools.count():
+        sample = None
+        for sample in upstream(k): yield sample
+        if sample is None:
+            raise ValueError(f'nothing to repeat{what} for worker {consumer.worker} of rank {consumer.rank}: no sample '
+                             'of its share is left; are there fewer samples than workers and ranks together?')
 
 def _shuffle_stage(upstream, run, bufsize, initial):
     "Yields the pairs of `upstream(0)`, drawn from a buffer that starts with `initial` of them and grows to `bufsize`"
@@ -92,10 +96,17 @@ def _rsample_stage(upstream, run, p):
     rng = run.rng()
     return (pair for pair in upstream(0) if rng.random()<p)
 
-def _batched_stage(upstream, run, bs, collate, partial):
-    pairs = upstream(0)
+def batches_of(
+    pairs, # Iterator of pairs `(origin, sample)`
+    bs:int, # Samples per batch
+    collate, # `collate(list)` -> batch; `None` leaves lists
+    partial:bool # Keep a last batch that is smaller?
+): # Yields batches
+    "The samples in batches"
     while samples:=[sample for _,sample in itertools.islice(pairs, bs)]:
-        if len(samples)==bs or partial: yield None,samples if collate is None else collate(samples)
+        if len(samples)==bs or partial: yield samples if collate is None else collate(samples)
+
+def _batched_stage(upstream, run, *options): return ((None,batch) for batch in batches_of(upstream(0), *options))
 
 def _unlisted_stage(upstream, run):
     "Yields `(None, element)` for each element of the lists of `upstream(0)`; raises `TypeError` for what is no list"
@@ -154,7 +165,7 @@ def _sample_stage(upstream, step):
 # --- Methods
 
 # `Pipeline` has the methods of datasets and streams. Steps that process one sample are added by `_then`. All others
-# need a stream, which `_stream` returns.
+# need a stream, which `as_stream` returns.
 #
 # The arguments are those of WebDataset. What differs is described in the guide: see the table in training.
 
@@ -169,12 +180,6 @@ def _checked_pairs(pairs, what):
     wrong = [pair for pair in pairs if not isinstance(pair, (tuple,list)) or len(pair)!=2]
     if wrong: raise TypeError(f'{what}, not {wrong[0]!r}')
     return list(pairs)
-
-def _one_of(nsamples, nbatches, name):
-    "The larger of `nsamples` and `nbatches`, of which one is given; raises `ValueError` if it is below 1"
-    n = max(nsamples, nbatches)
-    if n<1: raise ValueError(f'{name} takes a number of results of at least 1, not {n}')
-    return n
 
 class Pipeline:
     "The methods of WebDataset, for `RemoteDataset` and for streams. Each returns a new dataset or stream."
@@ -344,7 +349,8 @@ class Pipeline:
 
         Each epoch begins with a new pass. All ranks give equally many results if the number of ranks divides the
         number of results. A worker without any sample raises `ValueError`."""
-        n = _one_of(nsamples, nbatches, 'with_epoch')
+        n = max(nsamples, nbatches)
+        if n<1: raise ValueError(f'with_epoch takes a number of results of at least 1, not {n}')
         return self.as_stream()._staged('repeat', -1, n, shown=(n,), name='with_epoch')
 
     def with_length(self,
@@ -363,7 +369,9 @@ class Pipeline:
     ):
         "A stream of batches, which each worker makes of its own samples"
         bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        return self.as_stream()._staged('batched', bs, collate, partial)
+        stream = self.as_stream()
+        known = None if stream.stages else stream.source.in_batches(stream, bs, collate, partial)
+        return stream._staged('batched', bs, collate, partial) if known is None else known
 
     def listed(self,
         batchsize:int, # Results per list
@@ -457,7 +465,7 @@ class StreamInput:
     def sliced(self, part:slice):
         "A source of a part of the samples, or `None`: they are counted as they come"
 
-    def batched(self, stream, *args):
+    def in_batches(self, stream, *args):
         "A dataset of batches whose number is known, or `None`: batches are a stage. `args` are `bs, collate, partial`."
 
 class RemoteStream(Pipeline, Epochs, IterableDataset):
@@ -499,12 +507,6 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     def _staged(self, stage, *args, name=None, shown=None):
         "A copy with one more stage, a key of `_stages`, and its arguments; `name` and `shown` are what `repr` shows"
         return self._with(stages=(*self.stages, Step(stage, *args, shown=shown, label=name)))
-
-    def batched(self, bs:int=64, collate=default_collate, partial:bool=True, collation_fn=default_collate,
-                batchsize:int=None):
-        bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        result = None if self.stages else self.source.batched(self, bs, collate, partial)
-        return self._staged('batched', bs, collate, partial) if result is None else result
 
     def __iter__(self):
         worker,num_workers = this_worker()

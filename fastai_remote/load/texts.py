@@ -9,10 +9,10 @@ __all__ = ['TextOptions', 'SampleLengths', 'text_lengths', 'PadTexts', 'StoreTok
            'is_tokens', 'length_field', 'StoredTokens', 'tokenize_store', 'RemoteLMDL']
 
 # %% ../../nbs/load/21_texts.ipynb #2784260e
-import collections, gc
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,15 +23,14 @@ from fastai.torch_core import display_df, tensor, TitledStr
 from fastcore.basics import chunked
 from fastcore.foundation import L
 from fasttransform import compose_tfms
-from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader, StoreInputs
+from .batch import BatchReader
 from .equivalence import is_idle
 from .fetch_transform import Fetch
-from .items import get_remote_items, RemoteItems
+from .items import get_remote_items, read_parts, RemoteItems
 from .loader import RemoteDL
-from .prefetch import FetchThreads
+from .prefetch import in_advance
 from ..order.base import Order
 from ..order.lengths import TokenSequence
 from ..order.permutation import Permutation
@@ -81,15 +80,10 @@ def _read(store, field, numbers, skips_bad, decode=False):
     The values are as they are stored, or decoded if `decode`. If `skips_bad`, samples that are missing or damaged are
     left out of both; otherwise `CorruptSample` or `MissingSample` is raised. Raises what else `get_many` raises."""
     def values_of(some): return store.get_many(some, field, check=True, decode=decode)[field]
-    try: return numbers,values_of(numbers)
-    except (CorruptSample,MissingSample):
-        if not skips_bad: raise
-    readable,values = [],[]
-    for number in numbers.tolist():
-        try: values += [*values_of([number])]
-        except (CorruptSample,MissingSample): continue
-        readable.append(number)
-    return np.array(readable, np.int64),values
+    if not skips_bad: return numbers,values_of(numbers)
+    parts = [part for part in read_parts(values_of, numbers) if not isinstance(part[1], Exception)]
+    readable = [number for some,_ in parts for number in some.tolist()]
+    return np.array(readable, np.int64),[value for _,values in parts for value in values]
 
 def _measure(opener, field, getters, measure, skips_bad, k, numbers):
     """In a worker: `(k, (sample numbers, measure(list of values)))` for the values that `_read` reads, after `getters`
@@ -104,12 +98,10 @@ def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False)
     The values are those of the field of `fetch`, a `Fetch`, decoded, after `getters`, a list of transforms. For more
     than 20,000 items they are read by `num_workers` as in `parallel_map`, else by one. Missing and damaged ones are
     left out if `skips_bad`, and raise an error otherwise."""
-    starts = range(0, len(items), _BLOCK)
-    numbers = lambda k: items.numbers_at(range(starts[k], min(starts[k]+_BLOCK, len(items))))
     task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure, skips_bad)
     if len(items)<=_SERIAL: num_workers = 1
     waiting,expected = {},0   # results that have come before an earlier one
-    for k,result in parallel_map(task, ((k, numbers(k)) for k in range(len(starts))), num_workers):
+    for k,result in parallel_map(task, enumerate(items.blocks(_BLOCK)), num_workers):
         waiting[k] = result
         while expected in waiting:
             yield waiting.pop(expected)
@@ -173,8 +165,7 @@ class _Measured:
 
         Calls `add` with the `Counter` of each block of them, or `None`. Returns nothing."""
         known = self._known(fetch, getters)
-        blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
-        is_unknown = np.concatenate([np.zeros(0, bool), *(known[items.numbers_at(block)]<0 for block in blocks)])
+        is_unknown = np.concatenate([np.zeros(0, bool), *(known[numbers]<0 for numbers in items.blocks(1<<18))])
         if not is_unknown.all(): items = items[np.flatnonzero(is_unknown)]
         for numbers,(lengths,counter) in _measured(fetch, getters, items, self.measure(), None, skips_bad):
             known[numbers] = lengths
@@ -326,8 +317,7 @@ class StoredTokens(_Measured, Numericalize):
         Then `add` is not called."""
         field,known = length_field(fetch.field),self._known(fetch, getters)
         if field not in fetch.store.fields or getters: return super().count(fetch, getters, items, skips_bad)
-        for start in range(0, len(items), 1<<16):
-            numbers = items.numbers_at(range(start, min(start+(1<<16), len(items))))
+        for numbers in items.blocks(1<<16):
             numbers = numbers[known[numbers]<0]
             numbers,lengths = _read(fetch.store, field, numbers, skips_bad)
             if len(numbers): known[numbers] = lengths
@@ -365,7 +355,8 @@ def tokenize_store(
     text = text or TextOptions()
     entry = store.field_table.entry(field)   # raises `UnknownField`
     tokenizer,numericalize = text.tokenizer(),text.numericalize()
-    tl = _Pipeline(get_remote_items(store), [Fetch(field, store)])
+    # what `setups` reads of a `TfmdLists`
+    tl = SimpleNamespace(items=get_remote_items(store), tfms=SimpleNamespace(fs=[Fetch(field, store)]))
     tokenizer.setups(tl)
     if tokenizer.is_idle:
         raise TypeError(f"{store.name}: field {field!r} holds {entry['codec']}, and no texts to tokenize")
@@ -376,11 +367,6 @@ def tokenize_store(
     vocab = {**store.manifest.vocab, to:list(numericalize.vocab)} if fn.keep else {to:list(numericalize.vocab)}
     if not fn.keep: return store.add_fields(fn, fields=[field], vocab=vocab, **kwargs)
     return store.map(fn, url, name, vocab=vocab, **kwargs)
-
-class _Pipeline:
-    "What `StoreTokenizer.setups` reads of a `TfmdLists`"
-    def __init__(self, items, fs): self.items,self.fs = items,fs
-    tfms = property(lambda self: self)
 
 class _Tokenized:
     """Called with a sample, a dict, it returns a new dict with the numbers of the tokens of the sample's text
@@ -422,7 +408,7 @@ class RemoteLMDL(RemoteDL):
         if self.known_lengths is None:
             raise ValueError(f'{self.store_names}: no texts for a language model: a pipeline of the dataset needs a '
                              '`StoreTokenizer`, after a field with texts, or `StoredTokens`')
-        blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
+        blocks = Order(len(dataset)).blocks(1<<18)
         self.n_tokens = sum(int(self.known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.
         self.row_length = max(0, self.n_tokens-1)//bs
@@ -435,7 +421,7 @@ class RemoteLMDL(RemoteDL):
 
     @property
     def items(self):
-        "A sequence: the tokens, a tensor, of the text at each position"
+        "A sequence: the tokens, a tensor, of the text at each position; `LMLearner.predict` reads it"
         return _Tokens(self.dataset)
 
     def set_epoch(self, epoch, fit=0, start=0):
@@ -472,15 +458,12 @@ class RemoteLMDL(RemoteDL):
         start = row*self.row_length+batch*self.seq_len
         return self._sequence.parts(start, start+length+1)
 
-    def create_batches(self, samps):
-        inputs = StoreInputs(self.dataset)
-        for store in inputs.stores: store.new_epoch()
-        if get_worker_info() is not None: gc.freeze()   # as in `RemoteDL`
+    def batches_at(self, samps, inputs):
         reader = BatchReader(inputs, self.check, self.prefetch)
         stock = super(RemoteDL, self).create_batches
         try:
-            for numbers,positions,read in self._read_in_advance(reader, samps):
-                texts,batch = self._texts or {},read()
+            for numbers,positions,batch in self._read_in_advance(reader, samps):
+                texts = self._texts or {}
                 new = {p:_first(self.dataset[p]) for p in inputs.positions_of(batch)}
                 inputs.release()
                 self._texts = {p:new[p] if p in new else texts[p] for p in positions}
@@ -490,19 +473,18 @@ class RemoteLMDL(RemoteDL):
             inputs.release()
 
     def _read_in_advance(self, reader, samps):
-        """Yields `(numbers, positions, read)` for each batch of `samps`, which are numbers of items
+        """Yields `(numbers, positions, batch)` for each batch of `samps`, which are numbers of items
 
-        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `read()`
-        waits for the `Batch` of those texts that the batch before does not have, and returns it."""
-        waiting,before = collections.deque(),set()
-        with FetchThreads(self.prefetch) as submit:
+        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `batch` is
+        the `Batch` of those texts that the batch before does not have."""
+        def wanted():
+            before = set()
             for numbers in chunked(samps, self.bs):
                 positions = list(dict.fromkeys(part[0] for k in numbers for part in self._parts(k)))
-                missing = [p for p in positions if p not in before]
+                yield numbers,positions,[p for p in positions if p not in before]
                 before = set(positions)
-                waiting.append((numbers, positions, submit(reader.read, missing)))
-                if len(waiting)>self.prefetch: yield waiting.popleft()
-            yield from waiting
+        def read(numbers, positions, missing): return numbers,positions,reader.read(missing)
+        return in_advance(read, wanted(), self.prefetch)
 
     def create_item(self, k):
         if not self.n:

@@ -266,7 +266,6 @@ class WholeBatches:
         own = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
         if own: return f'the dataset has a {own}'
         if dl.before_batch.fs: return 'before_batch transforms see lists of items'
-        if not after_item.fs: return 'there is no ToTensor'
         makers,types = [],[]
         for tl in dataset.tls:
             new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=self.worker)

@@ -17,29 +17,24 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #f69bbabd
 def _apply(mapping, x):
-    """`mapping[x]` of a range, an array or a map such as `Permutation`
+    """`mapping[x]` of a range, an array or a map such as `Permutation`, for an int64 array
 
-    Returns an `int` for an int, and an array for an int64 array. Raises `IndexError` for negative positions of a range
-    or an array, and for those beyond its end; other maps check positions themselves."""
+    Raises `IndexError` for negative positions of a range or an array, and for those beyond its end; other maps check
+    positions themselves."""
     if isinstance(mapping, (range,np.ndarray)):
-        low,high = (x, x) if isinstance(x, int) else (x.min(), x.max()) if len(x) else (0, -1)
-        if low<0 or high>=len(mapping): _refuse_positions(low, high, len(mapping))
+        _check_positions(x, 0, len(mapping))
         if isinstance(mapping, range): return mapping.start+x*mapping.step
-    return int(mapping[x]) if isinstance(x, int) else mapping[x]
+    return mapping[x]
 
-def _refuse_positions(low, high, n):
-    raise IndexError(f'positions {low}..{high} are out of range: there are {n}')
-
-def _count_from_end(i, n):
-    "Position `i` of `n` as one in [0, n): -1 becomes n-1; raises `IndexError` unless `i` is in [-n, n)"
-    if not -n<=i<n: raise IndexError(f'position {i} is out of range: there are {n}')
-    return i+n if i<0 else i
+def _check_positions(x, low, n):
+    "Raise `IndexError` unless all positions `x`, an array, are at least `low`, and below `n`"
+    if len(x) and (x.min()<low or x.max()>=n):
+        raise IndexError(f'positions {x.min()}..{x.max()} are out of range: there are {n}')
 
 class Order:
     """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
     Slices, and what another `Order` selects, are `Order`s too. Only what the maps hold takes memory, as arrays do."""
-    chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
     def __init__(self,
         positions:range|int, # A range, or a number `n` for `range(n)`
         *maps # Ranges, arrays, or maps such as `Permutation`, each applied to the result of the one before
@@ -48,6 +43,11 @@ class Order:
         self.maps = tuple(maps)
 
     def __len__(self): return len(self.positions)
+
+    @property
+    def chunk_size(self)->int:
+        "Positions that `worker_batches` computes at once; 64 would take half as long as 1024"
+        return min([1024, *(mapping.chunk_size for mapping in self.maps if isinstance(mapping, Order))])
 
     def _like(self, positions, *maps):
         "An order of the same kind; a subclass with more arguments overrides this"
@@ -60,19 +60,18 @@ class Order:
         positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of.
         Raises `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
         position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
-        if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
+        if position is not None: return int(self.numbers_at([position])[0])
         if isinstance(i, Order): return self._like(i.positions, *i.maps, self.positions, *self.maps)
         if isinstance(i, slice): return self._like(self.positions[slice(i.start,i.stop,i.step)], *self.maps)
         return self.numbers_at(i)
 
     def _at(self, x):
-        "What all maps make of `x`, one after the other: an `int` for an int, an array for an int64 array"
+        "What all maps make of `x`, an int64 array, one after the other"
         for mapping in self.maps: x = _apply(mapping, x)
         return x
 
     def __iter__(self):
-        for start in range(0, len(self), 4096):
-            yield from self.numbers_at(range(start, min(start+4096, len(self)))).tolist()
+        for numbers in self.blocks(4096): yield from numbers.tolist()
 
     def __array__(self, dtype=None, copy=None): return self.numbers_at(range(len(self))).astype(dtype or np.int64)
 
@@ -96,9 +95,16 @@ def numbers_at(self:Order,
     if pos.dtype==bool:
         if pos.shape!=(n,): raise IndexError(f'a mask must have {n} values, one per position, not {pos.shape}')
         pos = np.flatnonzero(pos)
-    if len(pos) and (pos.min()<-n or pos.max()>=n): _refuse_positions(pos.min(), pos.max(), n)
+    _check_positions(pos, -n, n)
     pos = pos.astype(np.int64)
     return self._at(self.positions.start+np.where(pos<0, pos+n, pos)*self.positions.step)
+
+@patch
+def blocks(self:Order,
+    size:int # How many numbers, at most
+): # Iterator of int64 arrays
+    "All numbers in their order, in parts of limited size"
+    return (self.numbers_at(range(start, min(start+size, len(self)))) for start in range(0, len(self), size))
 
 @patch
 def checksum(self:Order)->int:
@@ -138,11 +144,10 @@ class WeightedOrder(Order):
         return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)
 
     def _at(self, x, tries=16):
-        """The number at each of the draws `x`: an `int` for an int, an int64 array for an int64 array
+        """The number at each of the draws `x`, an int64 array
 
         Each of up to 1,000 rounds has `tries` candidates per draw. Raises `ValueError` if labels with a weight above 0
         are too rare to be drawn, or if a label code is no index of `weights`."""
-        if isinstance(x, int): return int(self._at(np.array([x]), tries)[0])
         draws = x.astype(np.uint64)
         res = np.zeros(len(draws), np.int64)
         todo = np.arange(len(draws))   # indices of `draws` without an accepted candidate

@@ -6,14 +6,10 @@ import numpy as np
 def _apply(mapping, x):
     ...
 
-def _refuse_positions(low, high, n):
-    ...
-
-def _count_from_end(i, n):
+def _check_positions(x, low, n):
     ...
 
 class Order:
-    chunk_size: Any
     positions: Any
     maps: Any
 
@@ -21,6 +17,10 @@ class Order:
         ...
 
     def __len__(self):
+        ...
+
+    @property
+    def chunk_size(self) -> int:
         ...
 
     def _like(self, positions, *maps):
@@ -45,6 +45,9 @@ class Order:
         ...
 
     def numbers_at(self, i) -> np.ndarray:
+        ...
+
+    def blocks(self, size: int):
         ...
 
     def checksum(self) -> int:

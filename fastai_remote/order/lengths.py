@@ -13,14 +13,11 @@ from functools import lru_cache
 import numpy as np
 from fastcore.basics import patch
 
+from .base import Order
 from .permutation import MASK64, MIX_A, mix64_int, Permutation, PositionMap
 
 # %% ../../nbs/order/04_lengths.ipynb #c7f4dc7c
 _BLOCK = 1<<18   # samples that are looked at together
-
-def _blocks(n):
-    "Yields int64 arrays of up to `_BLOCK` consecutive numbers, which together are `range(n)`"
-    return (np.arange(start, min(start+_BLOCK, n)) for start in range(0, n, _BLOCK))
 
 class LongestFirst(PositionMap):
     """A map from positions to samples, from the longest to the shortest; equal lengths keep the order of the samples
@@ -32,14 +29,14 @@ class LongestFirst(PositionMap):
         n:int, # Number of samples
     ):
         counts = np.zeros(1, np.int64)   # of samples of each length
-        for block in _blocks(n):
+        for block in Order(n).blocks(_BLOCK):
             found = np.bincount(lengths[block])
             if len(found)>len(counts): found[:len(counts)] += counts
             else: found = counts+np.pad(found, (0,len(counts)-len(found)))
             counts = found
         next_place = n-np.cumsum(counts)   # where the next sample of each length goes
         self.numbers = np.empty(n, np.int32 if n<1<<31 else np.int64)
-        for block in _blocks(n):
+        for block in Order(n).blocks(_BLOCK):
             sizes = np.asarray(lengths[block])
             by_size = np.argsort(sizes, kind='stable')
             ordered = sizes[by_size]
@@ -58,7 +55,7 @@ def longest_of(
 )->int: # `None` if there are no samples
     "The number of a sample with the greatest length, the lowest if there are several"
     best = best_length = None
-    for block in _blocks(n):
+    for block in Order(n).blocks(_BLOCK):
         sizes = np.asarray(lengths[block])
         k = int(sizes.argmax())
         if best is None or sizes[k]>best_length: best,best_length = int(block[k]),sizes[k]
@@ -170,7 +167,7 @@ class TokenSequence:
     ):
         self.base,self.n,self.lengths = base,n,lengths
         sums = [np.zeros(1, np.int64)]
-        for block in _blocks(n):
+        for block in Order(n).blocks(_BLOCK):
             sizes = self._sizes(block)
             sums.append(np.add.reduceat(sizes, np.arange(0, len(sizes), self.step)))
         self.starts = np.cumsum(np.concatenate(sums))   # tokens before each group of `step` samples

@@ -4,9 +4,6 @@ __all__: Any
 from .permutation import PositionMap
 _BLOCK: Any
 
-def _blocks(n):
-    ...
-
 class LongestFirst(PositionMap):
     numbers: Any
 

@@ -19,13 +19,23 @@ class PositionMap:
     def __getitem__(self, i):
         ...
 
-    def _one(self, i):
-        ...
-
 def checked_seed(seed) -> int:
     ...
 
-class Permutation(PositionMap):
+class Computed:
+    arguments: Any
+
+    def _values(self):
+        ...
+
+    def __reduce__(self):
+        ...
+
+    def __eq__(self, other):
+        ...
+
+class Permutation(Computed, PositionMap):
+    arguments: Any
     table: Any
     bits: Any
     keys: Any
@@ -35,13 +45,7 @@ class Permutation(PositionMap):
     def __init__(self, n: int, seed: int=0):
         ...
 
-    def __reduce__(self):
-        ...
-
     def __len__(self):
-        ...
-
-    def __eq__(self, other):
         ...
 
     def __repr__(self):
@@ -54,9 +58,6 @@ class Permutation(PositionMap):
         ...
 
     def _many(self, x):
-        ...
-
-    def _one(self, x):
         ...
 
 class BlockPermutation(PositionMap):

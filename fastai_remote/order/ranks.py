@@ -38,10 +38,7 @@ def rank_share(
     n = len(order)
     if not n or world_size==1: return order
     length = -(-n//world_size)
-    if bs:
-        share = Order(length, BatchesInTurn(n, rank, world_size, bs), Modulo(n), order)
-        share.chunk_size = order.chunk_size
-        return share
+    if bs: return Order(length, BatchesInTurn(n, rank, world_size, bs), Modulo(n), order)
     if isinstance(order, WeightedOrder):
         if order.positions!=range(order.n): raise ValueError('a share of a `WeightedOrder` cannot be shared again')
         return order.at(range(rank, rank+length*world_size, world_size))

@@ -13,7 +13,7 @@ from functools import lru_cache, reduce
 import numpy as np
 from fastcore.basics import patch
 
-from .permutation import checked_seed, Permutation, PositionMap
+from .permutation import checked_seed, Computed, Permutation, PositionMap
 from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int
 
 # %% ../../nbs/order/02_shards.ipynb #f270c2cc
@@ -29,7 +29,13 @@ def _check_sizes(sizes):
     if len(bad): raise ValueError(f'a shard has 0 to 2**31 samples, not {bad[0]:,}')
     return sizes
 
-class ShardPermutation(PositionMap):
+class _OfShards(Computed):
+    "What is computed of the sizes of shards: the first of its `arguments`"
+    def __repr__(self):
+        others = ', '.join(f'{name}={getattr(self, name)}' for name in self.arguments[1:])
+        return f'{type(self).__name__}({self.sizes.sum():,} samples in {len(self.sizes):,} shards, {others})'
+
+class ShardPermutation(_OfShards, PositionMap):
     """A shuffle of the samples of all shards, in which a worker needs only `interleave` shards at a time
 
     The shards are shuffled and laid end to end. This sequence is divided into consecutive parts: one per rank and
@@ -67,20 +73,8 @@ class ShardPermutation(PositionMap):
         self.first_shards = self._shard_index(self.worker_starts)
         self._group = lru_cache(2*self.num_workers)(self._group)
 
-    def __reduce__(self):
-        return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.num_workers,self.rank,self.world_size,
-                           self.equal)
-
+    arguments = 'sizes','seed','interleave','bs','num_workers','rank','world_size','equal'
     def __len__(self): return self.length
-
-    def __eq__(self, other):
-        if not isinstance(other, ShardPermutation) or not np.array_equal(self.sizes, other.sizes): return False
-        return self.__reduce__()[1][1:]==other.__reduce__()[1][1:]
-
-    def __repr__(self):
-        names = 'seed','interleave','bs','num_workers','rank','world_size'
-        arguments = ', '.join(f'{k}={getattr(self, k)}' for k in names)
-        return f'ShardPermutation({self.n:,} samples in {len(self.shard_order):,} shards, {arguments})'
 
 # %% ../../nbs/order/02_shards.ipynb #2ceaf660
 @patch
@@ -186,7 +180,7 @@ class SplitPart(PositionMap):
         if self.skip is not None: indices += self.skip[shards]
         return self.split._numbers(shards, indices)
 
-class ShardSplit:
+class ShardSplit(_OfShards):
     """A random split in which each shard gives its share to both parts
 
     `train` and `valid` are maps from positions to sample numbers, in the order of shards; both are computed."""
@@ -204,15 +198,7 @@ class ShardSplit:
         valid = self.starts-train
         self.train,self.valid = SplitPart(self, 'train', train, np.diff(valid)),SplitPart(self, 'valid', valid)
 
-    def __reduce__(self): return type(self),(self.sizes,self.valid_pct,self.seed)
-
-    def __eq__(self, other):
-        if not isinstance(other, ShardSplit) or not np.array_equal(self.sizes, other.sizes): return False
-        return (self.valid_pct,self.seed)==(other.valid_pct,other.seed)
-
-    def __repr__(self):
-        return (f'ShardSplit({self.starts[-1]:,} samples in {len(self.sizes):,} shards, '
-                f'{self.valid_pct}, seed={self.seed})')
+    arguments = 'sizes','valid_pct','seed'
 
     def _numbers(self, shards, indices):
         """The numbers in the dataset of the samples at `indices` of `shards`: int64 arrays, all of the same length
@@ -232,6 +218,7 @@ class ShardFolds(ShardSplit):
 
     Each shard gives its share to both parts, as in `ShardSplit`. The numbers of samples in the validation parts differ
     by one at most."""
+    arguments = 'sizes','n_folds','fold','seed'
     def __init__(self,
         sizes, # Number of samples of each shard
         n_folds:int, # Number of splits, at least 2; less raises `ValueError`
@@ -249,13 +236,3 @@ class ShardFolds(ShardSplit):
         valid = before(fold)
         self.valid = SplitPart(self, 'valid', valid, first)
         self.train = SplitPart(self, 'train', self.starts-valid, first+np.diff(valid))   # the walk goes round
-
-    def __reduce__(self): return type(self),(self.sizes,self.n_folds,self.fold,self.seed)
-
-    def __eq__(self, other):
-        if not isinstance(other, ShardFolds) or not np.array_equal(self.sizes, other.sizes): return False
-        return self.__reduce__()[1][1:]==other.__reduce__()[1][1:]
-
-    def __repr__(self):
-        return (f'ShardFolds({self.starts[-1]:,} samples in {len(self.sizes):,} shards, fold {self.fold} of '
-                f'{self.n_folds}, seed={self.seed})')

@@ -2,7 +2,7 @@
 from typing import Any
 __all__: Any
 import numpy as np
-from .permutation import PositionMap
+from .permutation import Computed, PositionMap
 
 def _starts(sizes):
     ...
@@ -10,7 +10,13 @@ def _starts(sizes):
 def _check_sizes(sizes):
     ...
 
-class ShardPermutation(PositionMap):
+class _OfShards(Computed):
+
+    def __repr__(self):
+        ...
+
+class ShardPermutation(_OfShards, PositionMap):
+    arguments: Any
     shard_order: Any
     stored_starts: Any
     sequence_starts: Any
@@ -31,16 +37,7 @@ class ShardPermutation(PositionMap):
     def __init__(self, sizes, seed: int=0, interleave: int=4, bs: int=64, num_workers: int=1, rank: int=0, world_size: int=1, equal: bool=True):
         ...
 
-    def __reduce__(self):
-        ...
-
     def __len__(self):
-        ...
-
-    def __eq__(self, other):
-        ...
-
-    def __repr__(self):
         ...
 
     def _shard_index(self, places):
@@ -89,7 +86,8 @@ class SplitPart(PositionMap):
     def _at(self, i):
         ...
 
-class ShardSplit:
+class ShardSplit(_OfShards):
+    arguments: Any
     starts: Any
     sizes: Any
     valid_pct: Any
@@ -100,19 +98,11 @@ class ShardSplit:
     def __init__(self, sizes, valid_pct: float=0.2, seed: int=0):
         ...
 
-    def __reduce__(self):
-        ...
-
-    def __eq__(self, other):
-        ...
-
-    def __repr__(self):
-        ...
-
     def _numbers(self, shards, indices):
         ...
 
 class ShardFolds(ShardSplit):
+    arguments: Any
     starts: Any
     valid: Any
     train: Any
@@ -122,13 +112,4 @@ class ShardFolds(ShardSplit):
     seed: Any
 
     def __init__(self, sizes, n_folds: int, fold: int, seed: int=0):
-        ...
-
-    def __reduce__(self):
-        ...
-
-    def __eq__(self, other):
-        ...
-
-    def __repr__(self):
         ...

@@ -132,12 +132,11 @@ class View:
         "All that is known of a sample"
         number, = self.store.check_numbers([int(number)]).tolist()
         values = read_values(self.store, [number], self.store.fields)
-        fields = [_field(self.store, number, field, value) for field,(value,) in values.items()]
-        image = Sample(number, {field:shown_value(self.store, number, field, value, 32)
-                                for field,(value,) in values.items()}).image
+        shown = {field:shown_value(self.store, number, field, value, 64) for field,(value,) in values.items()}
+        fields = [_field(self.store, number, shown[field], value) for field,(value,) in values.items()]
         split = next((split for split,(start,stop) in self.store.splits.items() if start<=number<stop), '')
         return dict(number=number, key=_keys(self.store, [number])[0], split=split, fields=fields,
-                    has_picture=image is not None, python=f'{self.store.python}[{number}]')
+                    has_picture=Sample(number, shown).image is not None, python=f'{self.store.python}[{number}]')
 
     def picture(self, number, size=1200, field=''):
         "A large picture of a sample, or of one of its fields, as a file"
@@ -264,11 +263,10 @@ def _tile(sample):
     return dict(number=sample.number, picture=picture and picture.url, title=cut_text(sample.title, 60), text=text,
                 errors=sample.errors)
 
-def _field(store, number, field, value):
+def _field(store, number, shown, value):
     "What the page shows of a value: its kind, its text, its size, where it is, and whether its checksum matches"
+    field,text = shown.field,shown.text
     entry = store.field_table.entry(field)
-    shown = shown_value(store, number, field, value, 64)
-    text = shown.text
     labels = shown.marks if shown.kind=='labels' else None
     if shown.kind in ('text','other','bytes') and isinstance(value, bytes) and len(value)<=4*_MAX_TEXT:
         text = cut_text(value.decode(errors='replace') if shown.kind!='bytes' else text, _MAX_TEXT)

@@ -3,9 +3,9 @@
 Docs: page `view/choose`"""
 import numpy as np
 
+from .overview import some_numbers
 from .pictures import shown_kind
 from ..load.items import get_remote_items, RemoteItems
-from ..order.permutation import Permutation
 from ..store.base import Store
 
 def label_field(
@@ -77,5 +77,4 @@ def chosen_numbers(
             raise TypeError(f'{store.name}: either numbers, or what they are chosen by')
         return store.check_numbers([numbers] if np.ndim(numbers)==0 else numbers)
     items = items_of(store, split, where, label)
-    places = np.sort(Permutation(len(items), 0)[np.arange(min(max(n, 1), len(items)))])
-    return np.array([int(items[int(k)]) for k in places], np.int64)
+    return items.numbers_at(some_numbers(items, max(n, 1)))

@@ -36,47 +36,40 @@ class Marks:
     def __init__(self,
         path:Path # The file, which need not exist
     ):
-        self.path,self._lock = path,threading.RLock()
-        self._steps,self._end,self._size = [],0,0 # What was read, the bytes of its lines, and of the file
+        self.path,self._lock = path,threading.Lock()
+
+    def _lines(self):
+        "The lines of the file, of which each is a step"
+        try: lines = self.path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError: return []   # also if another process has just removed it
+        if lines and not lines[-1].endswith(b'\n'): lines.pop()   # a process was killed while it wrote
+        return lines
 
     def steps(self)->list: # Of dicts, in the order in which they were made
-        "All steps; reads the file again if another process has changed it"
-        with self._lock:
-            try: content = None if self.path.stat().st_size==self._size else self.path.read_bytes()
-            except FileNotFoundError: content = b''   # also if another process has just removed it
-            if content is not None:
-                lines = content.splitlines(keepends=True)
-                if lines and not lines[-1].endswith(b'\n'): lines.pop()   # a process was killed while it wrote
-                self._steps,self._end,self._size = list(map(json.loads, lines)),sum(map(len, lines)),len(content)
-            return self._steps
+        "All steps"
+        with self._lock: return list(map(json.loads, self._lines()))
 
     def add(self, steps:list):
         "Append steps to the file"
         with self._lock:
-            known,lines = self.steps(),b''.join(json.dumps(step).encode()+b'\n' for step in steps)
+            end = sum(map(len, self._lines()))
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(os.open(self.path, os.O_RDWR|os.O_CREAT, 0o600), 'r+b') as file:
-                file.truncate(self._end)
-                file.seek(self._end)
-                file.write(lines)
-            self._steps,self._end = [*known, *steps],self._end+len(lines)
-            self._size = self._end
+                file.truncate(end)
+                file.seek(end)
+                file.writelines(json.dumps(step).encode()+b'\n' for step in steps)
 
     def undo(self)->dict: # The step; `None` if there is none
         "Take back the last step"
         with self._lock:
-            if not self.steps(): return None
-            last = self._steps[-1]
-            self._steps,self._end = self._steps[:-1],self._end-len(json.dumps(last).encode())-1
-            os.truncate(self.path, self._end)
-            self._size = self._end
-            return last
+            lines = self._lines()
+            if not lines: return None
+            os.truncate(self.path, sum(map(len, lines[:-1])))
+            return json.loads(lines[-1])
 
     def clear(self):
         "Remove all marks, and the file"
-        with self._lock:
-            with suppress(FileNotFoundError): self.path.unlink()
-            self._steps,self._end,self._size = [],0,0
+        with self._lock, suppress(FileNotFoundError): self.path.unlink()
 
     def current(self)->list: # Of steps
         "The marks that hold; a sample that is to be dropped has no others"

@@ -100,12 +100,12 @@ def overview(
                     n_reasons, len(numbers), version, store.more_rows)
 
 def some_numbers(
-    store:Store,
+    samples, # A store, or its items
     n:int # How many
-)->np.ndarray: # Sample numbers, ascending
-    "Samples from all over the dataset, always the same ones"
-    order = Permutation(len(store), 0)
-    return np.sort(order[np.arange(min(n, len(store)))])
+)->np.ndarray: # Positions in `samples`, ascending
+    "Some from all over the samples, always the same ones"
+    order = Permutation(len(samples), 0)
+    return np.sort(order[np.arange(min(n, len(samples)))])
 
 def _some_values(store, sample):
     "`{field: list of values}` of some samples, as they are stored, without those that cannot be read; their numbers"

@@ -11,7 +11,8 @@ Docs: page `view/pictures`"""
 # HTML of them escapes them. A value that holds an SVG or HTML is text like any other.
 
 import base64, io, json
-from dataclasses import dataclass, field as dataclass_field
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from ..codec.boxes import as_points, boxes_of, holds_boxes, holds_points
 from ..codec.fields import is_image, mask_image
 from ..codec.images import ImageCodec, load_pixels
 from ..codec.raster import Rasterise
-from ..core import CorruptSample, MissingSample, printable, size_str, StoreError
+from ..core import printable, size_str, StoreError
+from ..load.items import read_parts
 from ..store.base import corrupt_value, field_codec, Store
 
 MAX_TEXT = 300 # Characters of a text that are shown
@@ -235,8 +237,7 @@ def _show_labels(store, number, field, value, size):
     labels = field_codec(store, field).from_bytes(value)
     return Shown(field, '', ', '.join(map(str, labels[:100])), marks=[str(label) for label in labels])
 
-def _show_text(store, number, field, value, size): return Shown(field, '', store.decode(number, field, value))
-def _show_label(store, number, field, value, size): return Shown(field, '', str(store.decode(number, field, value)))
+def _show_decoded(store, number, field, value, size): return Shown(field, '', str(store.decode(number, field, value)))
 
 def _number_text(o): return f'{o:.5g}' if isinstance(o, float) else str(o)
 
@@ -276,7 +277,7 @@ def _show_other(store, number, field, value, size):
     except (TypeError,ValueError): return Shown(field, '', repr(o)[:MAX_TEXT])
 
 _SHOWN_BY = dict(image=_show_image, mask=_show_mask, drawing=_show_drawing, audio=_show_audio, boxes=_show_boxes,
-    points=_show_points, labels=_show_labels, label=_show_label, text=_show_text, tokens=_show_tokens,
+    points=_show_points, labels=_show_labels, label=_show_decoded, text=_show_decoded, tokens=_show_tokens,
     number=_show_number, array=_show_array, bytes=_show_bytes, other=_show_other)
 
 # --- Samples
@@ -289,13 +290,11 @@ class Sample:
     number:int # Sample number
     values:dict # `{field: Shown}`
     size:int=160 # Pixels of the longer side of its picture, at most
-    _image:list = dataclass_field(default_factory=list, repr=False)
 
-    @property
+    @cached_property
     def image(self)->Image.Image: # Of mode RGB or L
         "Its images, side by side, with mask, boxes and points over the first one; `None` if there is nothing to draw"
-        if not self._image: self._image.append(_put_together(self))
-        return self._image[0]
+        return _put_together(self)
 
     def picture(self,
         most:int=None # Bytes that the file may have
@@ -437,31 +436,13 @@ def read_values(
 
     Raises what `get_many` raises, except `MissingSample` and `CorruptSample`."""
     names = {f'{field}?' if store.may_lack(field) else field:field for field in fields}
-    found = _read_each(store, store.check_numbers(numbers), list(names)) if names else {}
-    return {names[name]:values for name,values in found.items()}
-
-def _read_each(store, numbers, names):
-    "As `read_values`, for names as `get_many` takes them; what cannot be read is looked for by halves, then by fields"
-    if not len(numbers): return {name:[] for name in names}
-    try: return {name:list(values) for name,values in store.get_many(numbers, names).items()}
-    except (CorruptSample,MissingSample) as e:
-        if len(numbers)>1:
-            half = len(numbers)//2
-            first,second = (_read_each(store, some, names) for some in (numbers[:half], numbers[half:]))
-            return {name:first[name]+second[name] for name in names}
-        if len(names)==1: return {names[0]:[e]}
-        return {name:_read_each(store, numbers, [name])[name] for name in names}
-
-def thumbnail(
-    store:Store,
-    number:int, # Sample number
-    size:int=160, # Pixels of the longer side, at most
-    fields:list=None, # Names of fields; default: `tile_fields`
-    most:int=None # Bytes that the file may have
-)->Picture:
-    "A sample as a small picture: if it has none, or cannot be read, its texts or the error are drawn"
-    sample, = read_samples(store, [number], size, fields)
-    return as_picture(sample.image if sample.image is not None else drawn_text(sample, size), most)
+    found,numbers = {field:[] for field in fields},store.check_numbers(numbers)
+    def read(names): return lambda some: store.get_many(some, names)
+    for some,values in read_parts(read(list(names)), numbers) if names and len(numbers) else ():
+        for name,field in names.items():
+            parts = read_parts(read([name]), some) if isinstance(values, Exception) else [(some,values)]
+            for _,part in parts: found[field] += [part] if isinstance(part, Exception) else list(part[name])
+    return found
 
 def drawn_text(
     sample:Sample,

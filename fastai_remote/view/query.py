@@ -15,12 +15,12 @@ import numpy as np
 
 from .choose import typed_label
 from .job import Job
-from ..core import CorruptSample, MissingSample, size_str
+from ..core import CorruptSample, size_str
+from ..load.items import read_parts, SampleSelection
 from ..store.base import field_codec, has_keys, Store
 
 BLOCK = 1<<20 # Samples whose numbers or labels are read at once
 MAX_SORT_BYTES = 600_000_000 # Memory that a sort may take
-_COUNTED = 1<<16 # Samples whose bits are counted together
 _MAX_TEXTS,_TEXT_BYTES = 4096,1<<23 # Texts that are read at once, and roughly their bytes
 _MAX_UNREAD = 1000 # Samples that cannot be read, after which a filter or a sort fails
 
@@ -79,46 +79,34 @@ def text_fields(store:Store)->list:
 
 # --- What was found
 
-class Found:
-    "Samples of a range that were found so far, in ascending order: a bit for each of the range"
+class Found(SampleSelection):
+    "Samples of a range that were found so far, in ascending order"
     def __init__(self,
         among:range # Sample numbers
     ):
+        super().__init__(np.zeros(min(BLOCK, stop), bool) for stop in range(len(among), 0, -BLOCK))
         self.start = among.start
-        self.bits = np.zeros((len(among)+7)//8, np.uint8)
-        self.counts = np.zeros(len(among)//_COUNTED+1, np.int64)
-
-    def __len__(self): return int(self.counts.sum())
 
     def add(self,
-        first:int, # A sample number of the range, a multiple of 8 after its start
+        first:int, # A sample number of the range, a multiple of 8 after its start; those before it were added before
         mask:np.ndarray # bool: which of the samples from `first` on were found
     ):
         packed,at = np.packbits(mask),first-self.start
-        self.bits[at//8:at//8+len(packed)] = packed
-        self.counts += np.bincount((np.flatnonzero(mask)+at)//_COUNTED, minlength=len(self.counts))
+        self.bits.reshape(-1)[at//8:at//8+len(packed)] = packed
+        blocks = (np.flatnonzero(mask)+at)//(8*self.bits.shape[1])
+        # in place of the numbers that another thread may be reading; those before the blocks stay the same
+        self.starts = self.starts+np.cumsum(np.bincount(blocks+1, minlength=len(self.starts)))
 
     def numbers(self,
         first:int, # Position among those that were found
         n:int # How many at most
     )->np.ndarray: # Sample numbers, int64
-        ends,some = np.cumsum(self.counts),[]
-        stop = min(first+n, int(ends[-1]))
-        while first<stop:
-            block = int(np.searchsorted(ends, first, 'right'))
-            before = int(ends[block]-self.counts[block]) if block else 0
-            bits = np.unpackbits(self.bits[block*_COUNTED//8:(block+1)*_COUNTED//8])
-            some.append(self.start+block*_COUNTED+np.flatnonzero(bits)[first-before:min(stop, int(ends[block]))-before])
-            first = int(ends[block])
-        return np.concatenate(some) if some else np.zeros(0, np.int64)
+        return self.start+self[np.arange(first, min(first+n, len(self)))]
 
     def position(self, number:int)->int:
         "The position of a sample; -1 if it was not found"
-        at = number-self.start
-        if not 0<=at<8*len(self.bits): return -1
-        block,inside = divmod(at, _COUNTED)
-        bits = np.unpackbits(self.bits[block*_COUNTED//8:(block+1)*_COUNTED//8])
-        return int(self.counts[:block].sum()+bits[:inside].sum()) if bits[inside] else -1
+        first,after = self.before(np.clip([number-self.start, number+1-self.start], 0, self.n)).tolist()
+        return first if first<after else -1
 
 class Whole:
     "All samples of a range"
@@ -244,18 +232,14 @@ class Answer:
     def _column(self, field, numbers):
         "As the function `_column`; a number that is missing or damaged is none"
         lost = np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
-        parts = self._parts(lambda some: _column(self.store, field, some), numbers, lost)
+        parts = list(self._parts(lambda some: _column(self.store, field, some), numbers, lost))
         return parts[0] if len(parts)==1 else tuple(map(np.concatenate, zip(*parts)))
 
     def _parts(self, read, numbers, lost):
-        "What `read(numbers)` returns, in parts; `lost` in place of each sample that cannot be read, which is noted"
-        try: return [read(numbers)]
-        except (CorruptSample,MissingSample) as e:
-            if len(numbers)==1:
-                self._note_unread(numbers[0], e)
-                return [lost]
-            half = len(numbers)//2
-            return [*self._parts(read, numbers[:half], lost), *self._parts(read, numbers[half:], lost)]
+        "Yields what `read(numbers)` returns, in parts; `lost` for each sample that cannot be read, which is noted"
+        for some,found in read_parts(read, numbers):
+            if isinstance(found, Exception): self._note_unread(some[0], found)
+            yield lost if isinstance(found, Exception) else found
 
     def _note_unread(self, number, error):
         "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
