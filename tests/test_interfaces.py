@@ -19,6 +19,12 @@ from in_memory import in_memory
 
 KW = dict(shuffle=False, num_workers=1, progress=False)
 
+@pytest.fixture
+def empty(server):
+    "The server of this file, without keys"
+    RedisLink(server.url).call(lambda client: client.flushall())
+    return server
+
 class TestMemoryStore(StoreTests):
     def make(self): return in_memory(list(range(self.n)), example, 'numbers')
 
@@ -53,7 +59,7 @@ class TestMemoryPlace(PlaceTests):
 
 class TestRedisPlace(PlaceTests):
     @pytest.fixture(autouse=True)
-    def place(self, fresh): self.server = fresh
+    def place(self, empty): self.server = empty
     def make(self): return RedisPlace(RedisLink(self.server.url), 'numbers')
     def is_empty(self): return self.make().link.client.keys()==[b'fastai_remote:used']
     def lose(self, place): place.link.client.delete(place.keys.lock)
@@ -78,7 +84,7 @@ class TestMemoryWriter(WriterTests):
 
 class TestRedisWriter(WriterTests):
     @pytest.fixture(autouse=True)
-    def place(self, fresh): self.server = fresh
+    def place(self, empty): self.server = empty
     def make(self): return RedisWriter(RedisLink(self.server.url), 'numbers')
     def open(self): return RedisStore(self.server.url, 'numbers')
 
