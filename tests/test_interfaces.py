@@ -8,7 +8,7 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.testing import CodecTests, PlaceTests, SourceTests, StoreTests, WriterTests, example
+from fastai_remote.testing import CodecTests, ManualClock, PlaceTests, SourceTests, StoreTests, WriterTests, example
 from fastai_remote.write.base import MemoryPlace, MemoryWriter
 from fastai_remote.write.folder_lock import LOCK_FILE
 from fastai_remote.write.folder_place import FolderPlace
@@ -74,7 +74,9 @@ class TestFolderPlace(PlaceTests):
 class TestObjectPlace(TestFolderPlace):
     "On a storage that cannot lock a folder"
     @pytest.fixture(autouse=True)
-    def place(self, request): self.folder = f'memory://places/{request.node.name}/numbers'
+    def place(self, request):
+        self.folder = f'memory://places/{request.node.name}/numbers'
+        with ManualClock(): yield
 
 class TestMemoryWriter(WriterTests):
     @pytest.fixture(autouse=True)
