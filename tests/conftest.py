@@ -8,6 +8,8 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 # A test that does not ask for workers has none: two interpreters would start, which takes seconds.
 os.environ.setdefault('LOKY_MAX_CPU_COUNT', '1')
+# A client of S3 reads all certificates of authorities when it is made, which takes 40 ms: here it reads one.
+os.environ.setdefault('AWS_CA_BUNDLE', os.path.join(os.path.dirname(__file__), 'data', 'certificate.pem'))
 
 import numpy as np
 import pytest
@@ -140,6 +142,16 @@ def redis_pics(server, images):
 
 @pytest.fixture
 def store(redis_pics): return redis_pics
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    "No credentials and no settings are there; a cache and a file of credentials would be those of the test"
+    settings = 'AWS_','FASTAI_REMOTE_','XDG_','REDIS_'
+    for name in os.environ:
+        if name.startswith(settings) and name!='AWS_CA_BUNDLE': monkeypatch.delenv(name)
+    values = dict(AWS_EC2_METADATA_DISABLED='true', AWS_SHARED_CREDENTIALS_FILE=tmp_path/'credentials',
+                  AWS_CONFIG_FILE=tmp_path/'config', FASTAI_REMOTE_CACHE=tmp_path/'usual')
+    for name,value in values.items(): monkeypatch.setenv(name, str(value))
 
 @pytest.fixture(autouse=True)
 def only_codecs_of_the_package():

@@ -16,7 +16,8 @@ from faultproxy import FaultProxy
 class Backend:
     """A place for datasets, with a connection that can be disturbed; a context manager
 
-    `kind` says which faults can be tried on it. Each object is new and empty, and is used for one fault only.
+    `kind` says which faults can be tried on it. Each object is new and empty, and is used for one fault only, unless it
+    can be renewed.
     `write(source, name, fn, direct, **options)` writes a dataset, and `open(name, direct, **options)` is its store;
     `direct` means around the disturbances. `address(name)` are the arguments of `to_redis` or `to_shards` after the
     source, for a script."""
@@ -52,6 +53,13 @@ class RedisBackend(Backend):
         return to_redis(source, self.url(direct), name, fn, progress=False, **options)
     def open(self, name, direct=False, **options): return RedisStore(self.url(direct), name, **options)
     def address(self, name): return self.url(),name
+
+    def renew(self):
+        "Be new and empty again, after a fault that has left the servers as they were"
+        vars(self.proxy).update(stall=False, cut=None, end_after=None, rate=None)
+        for client in self.clients: client.flushall()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = Path(tempfile.mkdtemp(prefix='fr-faults-'))
 
     def choose(self, rng):
         "Let faults happen to another of the servers, chosen by `rng`"

@@ -628,10 +628,6 @@ def not_tried():
 
 # --- running them
 
-def run_case(found:Case, backend=None)->Row:
-    "Run a case on a new backend, which is closed then"
-    with (backend or BACKENDS[found.kind]()) as backend: return found.run(found.fault, backend)
-
 def main(words):
     # a process that a shell starts in the background ignores SIGINT, and so do its children
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -640,7 +636,7 @@ def main(words):
         if words and not any(word.lower() in str(found).lower() for word in words): continue
         began = time.monotonic()
         try:
-            row = run_case(found)
+            with BACKENDS[found.kind]() as backend: row = found.run(found.fault, backend)
             print(f'{found} [{time.monotonic()-began:.1f} s in all]: {row.seconds:.1f} s, lost {row.lost}, '
                   f'repeated {row.repeated}, wrong {row.wrong}: {row.seen}')
             rows.append(asdict(row))

@@ -157,7 +157,8 @@ SLOW = ('subclasses of item transforms', 'whole images', 'image classes', 'trans
     'one channel', 'what an unknown transform sees', 'changed during an epoch', 'prepared loaders',
     'points and boxes with augmentations', 'written to while workers send one channel', 'transforms with a memory',
     'kinds of images', 'batch transforms', 'loaders', 'what it sees after known ones', 'without C',
-    'a crop at the border')
+    'a crop at the border', 'targets', 'attributes of transforms', 'large images', 'numbers of other default types',
+    'transforms of a user', 'transforms in the block')
 
 def some_slow(names, slow): return [pytest.param(o, marks=pytest.mark.slow) if o in slow else o for o in names]
 

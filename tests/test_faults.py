@@ -9,10 +9,9 @@ from fastai.data.core import DataLoaders
 from fastai.vision.augment import Resize
 
 import fastai_remote.block
-from conftest import class_of, fails, N, wait_for
-from fastai_remote.core import seal
+from conftest import class_of, fails, wait_for
 from fastai_remote import (CorruptSample, get_remote_items, image_samples, MissingSample, RedisBlock, RedisStore,
-                           StoreNotFound, StoreUnavailable, to_redis, UnknownField, UnsupportedFormat)
+                           StoreNotFound, StoreUnavailable, to_redis, UnknownField)
 
 ONE = dict(num_workers=1, progress=False)
 
@@ -27,7 +26,7 @@ def loaders(store, **options):
     return DataLoaders.from_store(store, item_tfms=Resize(32), **{'bs':8, 'num_workers':0, 'device':'cpu', **options})
 def run_through(dls): return [batch for dl in (dls.train.new(drop_last=False), dls.valid) for batch in dl]
 
-# --- wrong address, name, field, format
+# --- wrong address, name, field
 
 def test_a_server_that_is_not_there_is_named():
     for ask in RedisStore, DataLoaders.from_redis, lambda url, name, **kw: to_redis([1,2], url, name, **ONE, **kw):
@@ -47,12 +46,6 @@ def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(
                 partial(loaders, store, x='png'), partial(loaders, store, y='png')):
         with pytest.raises(UnknownField, match="pics: no field '(mask.)?png'; there are 'jpg', 'cls', 'path'"): ask()
 
-def test_a_manifest_of_a_later_version_or_of_something_else_is_not_read(server):
-    for manifest,says in (seal({'format':99, 'n':1}),'a: format 99; .*upgrade'),(b'hello','a: not a manifest'):
-        client(server).set('a:meta', manifest)
-        with pytest.raises(UnsupportedFormat, match=says): RedisStore(server.url, 'a')
-    client(server).delete('a:meta')
-
 # --- missing and damaged samples
 
 def test_missing_values_are_named_with_the_likely_cause(fresh, pics):
@@ -63,13 +56,6 @@ def test_missing_values_are_named_with_the_likely_cause(fresh, pics):
     c.config_set('maxmemory-policy', 'allkeys-lru')
     with pytest.raises(MissingSample, match='sample 7 is missing .*maxmemory-policy allkeys-lru.*set noeviction'):
         pics.get_many([7], 'jpg')
-
-def test_a_reader_of_a_dataset_that_is_deleted_or_written_anew_is_told(fresh, pics):
-    "It does not take the next dataset of that name for its own"
-    RedisStore.delete(fresh.url, 'pics')
-    with pytest.raises(StoreNotFound, match='since it was opened: deleted'): pics.get_many([3], 'jpg')
-    to_redis([{'txt':'', 'cls':'x'} for _ in range(N)], fresh.url, 'pics', **ONE)
-    with pytest.raises(StoreNotFound, match='replaced|deleted'): pics.get_many([3], 'cls')
 
 WILD_CODE = struct.pack('>BI', 238, zlib.crc32(struct.pack('>BQ', 238, 5)))   # its checksum is right
 DAMAGE = { # What happens to a client's data, the error, and options of the loaders

@@ -565,10 +565,7 @@ def test_an_index_leaves_those_of_datasets_in_subfolders(tmp_path):
     ('http://127.0.0.1:1/x', StoreUnavailable, 'http://127.0.0.1:1/x: .*attempt'),
     ('ftp://127.0.0.1:1/x', StoreUnavailable, 'ftp://127.0.0.1:1/x: ConnectionRefusedError'),
     ('s3://bucket/x', StoreUnavailable, r"x: refused: .*credentials.*s3_options.*AWS_ACCESS_KEY_ID.*'anon'")])
-def test_an_address_that_cannot_be_opened_is_named_with_the_cause(tmp_path, monkeypatch, url, kind, text):
-    for name in [name for name in os.environ if name.startswith('AWS_')]: monkeypatch.delenv(name)
-    monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
+def test_an_address_that_cannot_be_opened_is_named_with_the_cause(nobody, tmp_path, url, kind, text):
     calls = (
         lambda: ShardStore(url, timeout=5), lambda: index_shards(url, to=tmp_path/'to', timeout=5, **ONE),
         lambda: to_shards([{'txt':'a'}], url, timeout=5, **ONE))

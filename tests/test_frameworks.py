@@ -201,7 +201,8 @@ def stateful(made, workers=0):
     return loader(made, batch_size=None, num_workers=workers)
 
 @pytest.mark.parametrize('kind,workers,stops', [
-    *((kind, 0, (0,1,5,26)) for kind in KINDS), *((kind, 2, (5,)) for kind in ('batches','batched','mix'))])
+    *((kind, 0, (0,1,5,26)) for kind in KINDS),
+    *(pytest.param(kind, 2, (5,), marks=pytest.mark.slow) for kind in ('batches','batched','mix'))])
 def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, stops):
     "In another process, with other random numbers: nothing is lost and nothing comes twice"
     make,times = KINDS[kind]
@@ -221,6 +222,7 @@ def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, stops
         if stop==1 and times:
             assert Counter(i for x,_ in again for i in numbers(x))==dict.fromkeys(range(N), times)   # the next epoch
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['batches','batched'])
 def test_any_number_of_workers_continues_the_batches_of_an_epoch(path, kind):
     "Also what others have continued, with states of every third step; the next epoch has all samples again"

@@ -1,7 +1,7 @@
 """Images that stay encoded: the region that is decoded is that of a whole decode, with the C module and without
 
 What is damaged is said to be."""
-import importlib.util, shutil, subprocess, sysconfig
+import importlib.util, itertools, shutil, subprocess, sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from PIL import Image
 import fastai_remote.block   # gives `DataLoaders` its `from_store`
 from conftest import examples, fails
 from fastai_remote.codec import pixels as images
-from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
+from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels, TURNS
 from fastai_remote.core import CorruptSample
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.ingest.stores import MemoryStore
@@ -114,6 +114,16 @@ def test_an_encoded_image_is_one_of_pillow_and_fastai(how):
     assert type(t) is TensorImage and t.shape==(3,90,120)
     (d:=open_image(b, PILImage)).paste((1,2,3), (0,0,9,9))
     assert d.getpixel((0,0))==(1,2,3) and open_image(b, PILImage)!=d
+
+def test_an_image_stays_encoded_through_crops_a_resize_and_turns(how):
+    b = jpeg()
+    for first,second in itertools.product(TURNS, TURNS):
+        lazy,stock = open_image(b, PILImage),PILImage.create(b)
+        for step in (lambda o: o.transpose(first), lambda o: o.crop((10,20,85,88)), lambda o: o.resize((48,40), BILINEAR),
+                     lambda o: o.transpose(second), lambda o: o.crop((5,7,35,38)), lambda o: o.crop((2,1,20,30))):
+            lazy,stock = step(lazy),step(stock)
+            assert lazy.size==stock.size
+        assert not lazy.is_decoded and np.array_equal(lazy, stock)
 
 def test_a_large_photograph_for_a_small_crop_is_decoded_small(how):
     "Near what Pillow makes of all its pixels"

@@ -8,7 +8,7 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.testing import CodecTests, PlaceTests, SourceTests, StoreTests, WriterTests, example
+from fastai_remote.testing import CodecTests, ManualClock, PlaceTests, SourceTests, StoreTests, WriterTests, example
 from fastai_remote.write.base import MemoryPlace, MemoryWriter
 from fastai_remote.write.folder_lock import LOCK_FILE
 from fastai_remote.write.folder_place import FolderPlace
@@ -18,6 +18,12 @@ from fastai_remote.write.shards import ShardWriter
 from in_memory import in_memory
 
 KW = dict(shuffle=False, num_workers=1, progress=False)
+
+@pytest.fixture
+def empty(server):
+    "The server of this file, without keys"
+    RedisLink(server.url).call(lambda client: client.flushall())
+    return server
 
 class TestMemoryStore(StoreTests):
     def make(self): return in_memory(list(range(self.n)), example, 'numbers')
@@ -53,7 +59,7 @@ class TestMemoryPlace(PlaceTests):
 
 class TestRedisPlace(PlaceTests):
     @pytest.fixture(autouse=True)
-    def place(self, fresh): self.server = fresh
+    def place(self, empty): self.server = empty
     def make(self): return RedisPlace(RedisLink(self.server.url), 'numbers')
     def is_empty(self): return self.make().link.client.keys()==[b'fastai_remote:used']
     def lose(self, place): place.link.client.delete(place.keys.lock)
@@ -68,7 +74,9 @@ class TestFolderPlace(PlaceTests):
 class TestObjectPlace(TestFolderPlace):
     "On a storage that cannot lock a folder"
     @pytest.fixture(autouse=True)
-    def place(self, request): self.folder = f'memory://places/{request.node.name}/numbers'
+    def place(self, request):
+        self.folder = f'memory://places/{request.node.name}/numbers'
+        with ManualClock(): yield
 
 class TestMemoryWriter(WriterTests):
     @pytest.fixture(autouse=True)
@@ -78,7 +86,7 @@ class TestMemoryWriter(WriterTests):
 
 class TestRedisWriter(WriterTests):
     @pytest.fixture(autouse=True)
-    def place(self, fresh): self.server = fresh
+    def place(self, empty): self.server = empty
     def make(self): return RedisWriter(RedisLink(self.server.url), 'numbers')
     def open(self): return RedisStore(self.server.url, 'numbers')
 

@@ -54,7 +54,7 @@ def test_mixing_is_that_of_a_true_shuffle(n):
     k,bins,seeds = min(n//5, 5000),20,40
     cells = np.zeros((bins, bins))
     for seed in range(seeds):
-        pos = np.random.default_rng(seed).permutation(n)[:k]
+        pos = np.random.default_rng(seed).choice(n, k, replace=False)
         np.add.at(cells, (pos*bins//n, Permutation(n, seed)[pos]*bins//n), 1)
     e,dof = seeds*k/bins**2,bins**2-1
     assert abs(((cells-e)**2/e).sum()-dof)<6*np.sqrt(2*dof)

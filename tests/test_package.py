@@ -105,7 +105,7 @@ def imports_of(module):
         base = package[:len(package)-node.level+1] if node.level else []
         full = '.'.join([*base, *([node.module] if node.module else [])])
         return [full, *(f'{full}.{a.name}' for a in node.names)]
-    at_import = [n for s in tree.body for n in ast.walk(s) if not isinstance(s, (ast.FunctionDef,ast.ClassDef))]
+    at_import = {n for s in tree.body if not isinstance(s, (ast.FunctionDef,ast.ClassDef)) for n in ast.walk(s)}
     every = [n for n in ast.walk(tree) if isinstance(n, (ast.Import,ast.ImportFrom))]
     at_once = {m for n in every if n in at_import for m in of(n)}
     return at_once,{m for n in every for m in of(n)}-at_once

@@ -1,7 +1,7 @@
 """Shards over S3, on real servers, also in several processes
 
 What does not depend on S3, on the network or on processes is in test_shard_faults.py, on a storage in memory."""
-import io, logging, os, pickle, random, subprocess, sys, tarfile, traceback
+import io, logging, pickle, random, subprocess, sys, tarfile, traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,18 +18,9 @@ from pets import alike, ALWAYS, EACH, epoch, ids, is_right, ITEMS, loaders, N, W
 from s3proxy import S3Proxy
 from s3servers import moto_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('nobody')]
 processes = pytest.mark.xdist_group('processes')
 WRONG = 'n0t-the-one'
-
-@pytest.fixture(autouse=True)
-def nobody(monkeypatch, tmp_path):
-    "No credentials but those that a test gives, and a cache of the test's own"
-    for name in list(os.environ):
-        if name.startswith(('AWS_','FASTAI_REMOTE_','XDG_')): monkeypatch.delenv(name)
-    values = dict(AWS_EC2_METADATA_DISABLED='true', AWS_SHARED_CREDENTIALS_FILE=tmp_path/'credentials',
-                  AWS_CONFIG_FILE=tmp_path/'config', FASTAI_REMOTE_CACHE=tmp_path/'usual')
-    for name,value in values.items(): monkeypatch.setenv(name, str(value))
 
 @pytest.fixture(scope='module')
 def s3():

@@ -1,5 +1,5 @@
 "Secrets are only used: each option of each library gets a marker, which is searched wherever it could show"
-import base64, copy, inspect, json, logging, os, pickle, random, socket, threading, traceback
+import base64, copy, inspect, json, logging, pickle, random, socket, threading, traceback
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -35,6 +35,7 @@ from fastai_remote.store.storage import Storage
 from shard_helpers import in_worker
 from webserver import files_of, WebServer
 
+pytestmark = pytest.mark.usefixtures('nobody')
 MARKER = 'secret-8f2c'
 LOGIN = base64.b64encode(f'me:{MARKER}'.encode())
 FORMS = MARKER.encode(), LOGIN, base64.b64encode(f'{MARKER}:'.encode())
@@ -102,15 +103,6 @@ def is_silent_failure(f):
     "Does `f` raise an error that does not show the marker?"
     shown = shown_when_failing(f)
     return shown and not has_marker(*shown)
-
-@pytest.fixture(autouse=True)
-def nobody(monkeypatch, tmp_path):
-    "No credentials and no settings are there"
-    for name in os.environ:
-        if name.startswith(('AWS_','FASTAI_REMOTE_','XDG_','REDIS_')): monkeypatch.delenv(name)
-    monkeypatch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
-    for name in 'AWS_SHARED_CREDENTIALS_FILE','AWS_CONFIG_FILE','FASTAI_REMOTE_CACHE':
-        monkeypatch.setenv(name, str(tmp_path/name))
 
 # --- what is shown and saved
 
@@ -385,7 +377,7 @@ def test_secrets_of_urls_are_used_and_not_kept(url, tmp_path, monkeypatch, caplo
     if url[:4]=='http': assert is_right(ShardStore(url, timeout=5))   # with a cache
     exported = (tmp_path/'e.pkl').read_bytes()
     saved = [*map(pickle.dumps, (store, dls.train_ds, dls)), store.manifest.to_json(), exported]
-    assert not has_marker(*saved, *contents(url, tmp_path/'FASTAI_REMOTE_CACHE', tmp_path/'copied'))
+    assert not has_marker(*saved, *contents(url, tmp_path/'usual', tmp_path/'copied'))
     shown = store, vars(store), store.opener(), dls.train, dls.train_ds.items, report
     assert not has_marker(*map(repr, shown), store._repr_html_(), report._repr_html_(), caplog.text)
     assert is_silent_failure(lambda: store.get_many([0], 'nope'))

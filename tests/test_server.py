@@ -112,10 +112,13 @@ def test_settings_that_would_not_work_are_refused():
 # --- one server, and nothing lost
 
 def test_a_second_server_on_the_same_folder_is_an_error_and_nothing_is_lost(tmp_path):
+    "The error has the address of the first, without its password"
     def is_busy():
-        with ManualClock() as clock, pytest.raises(StoreBusy, match=re.escape(str(tmp_path))): RedisServer(tmp_path)
+        says = f'{re.escape(str(tmp_path))}: another server, unix://{server.socket}, uses this folder'
+        with ManualClock() as clock, pytest.raises(StoreBusy, match=says) as error: RedisServer(tmp_path)
         assert 2<sum(clock.pauses)<2.1   # a child of a server that was killed may still be saving
-    with redis_server(tmp_path) as server:
+        assert 'hidden' not in str(error.value)
+    with redis_server(tmp_path, requirepass='hidden') as server:
         redis.Redis.from_url(server.url).set('x', 1)
         is_busy()
         server.kill(signal.SIGTERM)

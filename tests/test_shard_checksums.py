@@ -142,9 +142,10 @@ def test_verify_reads_a_shard_that_replaced_another_one_since_an_earlier_verify(
 @pytest.mark.parametrize('damage', [lambda b: b[:40], lambda b: b.replace(b'"uid":"', b'"uid":"x', 1)])
 def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, damage):
     "By a reader that has opened the dataset before"
-    store,missing = ShardStore(tiny),ShardStore(tiny)
-    (tiny/'shard-000001.tar').unlink()
+    store,missing,verified = (ShardStore(tiny) for _ in range(3))
     (tiny/'manifest.json').write_bytes(damage((tiny/'manifest.json').read_bytes()))
+    assert 'manifest' in verified.verify(num_workers=1).rest[0][0]
+    (tiny/'shard-000001.tar').unlink()
     for read in (lambda: store[0], lambda: missing[3]):
         with pytest.raises((CorruptSample,UnsupportedFormat), match=f'{tiny}/manifest.json: '): read()
 

@@ -203,7 +203,7 @@ def test_a_server_that_is_killed_in_mid_epoch_is_used_again_when_it_is_back(fres
     assert is_right(store, range(80, n)) and store.hits['from_redis']==40+80
 
 def test_a_server_that_says_nothing_costs_one_timeout(fresh, folder, clock):
-    store = stores.TieredStore(fresh.url, ShardStore(folder), socket_timeout=.2)
+    store = stores.TieredStore(fresh.url, ShardStore(folder), socket_timeout=.5)
     assert is_kept(store, range(10))
     os.kill(fresh.proc.pid, signal.SIGSTOP)
     try:
