@@ -258,12 +258,10 @@ class _ArrayTable(Table):
     def _values(self, name, start, stop):
         return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
-    def read(self, numbers):
-        numbers = self._numbers_of(np.asarray(numbers))
-        names = self.plan.names if self.options.asked else list(self.types)
-        columns = {name:self.columns[name] for name in names}
-        part = LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
-        return part if self.in_files else list(part)
+    def _part(self, numbers, names):
+        if not self.in_files: return super()._part(numbers, names)
+        columns = {name:self.columns[name] for name in names or self.columns}
+        return LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
 
     @property
     def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load
