@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from PIL import Image
@@ -532,22 +533,21 @@ class DatasetSource(IndexedSource):
 
     Worker processes, if there are any, load it from a temporary file, and each of them indexes its own."""
     def __init__(self, dataset):
-        self.items,self._layout,self._names = dataset,None,None
-        self.sent = Sent(dataset)
-        self.siblings = [self]   # sources that have the same fields; the first of them knows which
+        self.items,self.sent = dataset,Sent(dataset)
+        self.siblings = [self]   # of all splits, which have the same fields; the first of them knows which
 
     @property
     def layout(self)->ItemLayout:
         "Which values of an item are stored in which fields"
-        first = self.siblings[0]
-        if first._layout is None: first._layout = ItemLayout([s.items for s in self.siblings])
-        return first._layout
+        return self.siblings[0]._layout
 
-    @property
+    @cached_property
+    def _layout(self): return ItemLayout([s.items for s in self.siblings])
+
+    @cached_property
     def names(self):
         "`(names, reason)`, see `class_names`"
-        if self._names is None: self._names = class_names(self.items)
-        return self._names
+        return class_names(self.items)
 
     @property
     def vocab(self):
@@ -581,14 +581,6 @@ class DatasetSource(IndexedSource):
     def as_is(self):
         if not self.layout.parts: return None   # no item could be read: errors say why
         return _LoadSample(self.sent, self.layout, self.names[0])
-
-    def share_layout(self,
-        sources:list # `DatasetSource`s of all splits, this one among them
-    ):
-        """Let this source use the `layout` that the first of `sources` has, which is decided by the items of all
-
-        Changes this source only: call it for each of `sources`, with the same list, before `layout` is used."""
-        self.siblings = sources
 
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
