@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from ..codec.base import Encoded
-from ..codec.fields import get_codec
+from ..codec.fields import get_codec, value_kind
 from ..codec.images import check_image
-from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr, value_kind
+from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
 from .files import image_field
 
 # --- torchvision
