@@ -205,8 +205,7 @@ def _as_data(o):
     torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
     if torch and isinstance(o, torch.Tensor):
         dense = o.detach().cpu().to_dense()
-        try: return [dense.numpy()]
-        except TypeError: return str(dense.dtype),dense.tolist()   # NumPy does not have this dtype
+        return str(dense.dtype),tuple(dense.shape),dense.flatten().view(torch.uint8).numpy()
     if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
         return o.to_numpy(),*(getattr(o, axis).to_numpy() for axis in ('index','columns') if hasattr(o, axis))
 

@@ -5,7 +5,7 @@ Docs: page `source/torch_items`"""
 # A dataset of PyTorch is an object with a length and `dataset[i]`. It does not say what its items are, and an image
 # that it returns is no longer a file. This module finds out both.
 
-import hashlib, io, os, random, sys, threading
+import io, os, random, sys, threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
@@ -585,8 +585,8 @@ class DatasetSource(IndexedSource):
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
         n = len(self)
-        text = ''.join(self._item_text(i) for i in sorted({0, n//2, n-1}) if 0<=i<n)
-        return n,type(self.items).__qualname__,hashlib.sha256(text.encode()).hexdigest()
+        texts = [self._item_text(i) for i in sorted({0, n//2, n-1}) if 0<=i<n]
+        return n,type(self.items).__qualname__,stable_repr(texts)   # of a list, it is a hash
 
     def _item_text(self, i):
         "Text that identifies item `i`; empty if the item is another one each time, although generators begin anew"
