@@ -1467,8 +1467,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface._TableSource._types': ( 'source/huggingface.html#_tablesource._types',
                                                                                                             'fastai_remote/source/huggingface.py'),
-                                                  'fastai_remote.source.huggingface._TableSource._values': ( 'source/huggingface.html#_tablesource._values',
-                                                                                                             'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface._TableSource.fingerprint': ( 'source/huggingface.html#_tablesource.fingerprint',
                                                                                                                  'fastai_remote/source/huggingface.py'),
                                                   'fastai_remote.source.huggingface._TableSource.read': ( 'source/huggingface.html#_tablesource.read',

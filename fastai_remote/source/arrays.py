@@ -255,8 +255,6 @@ class _ArrayTable(Table):
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
-    def _values(self, name, start, stop):
-        return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
     def _part(self, numbers, names):
         if not self.in_files: return super()._part(numbers, names)

@@ -130,8 +130,11 @@ class _LoadDrawing:
             return self._tried(stage, samples[:half])+self._tried(stage, samples[half:])
 
     def _fields(self, line, header):
-        "`{field: value}` of a line; field `strokes` has them as `_drawing_in` returns them. Raises `ValueError`"
-        drawing = _drawing_in(line, header, as_text=not self.times)
+        "`{field: value}` of a line; field `strokes` has them as `_parse` returns them. Raises `ValueError`"
+        drawing = _entries(line, header, json.loads if self.times else _parse)
+        if header is not None: drawing['drawing'] = json.loads(drawing['drawing'])
+        if not isinstance(drawing['drawing'], tuple) and not _is_strokes(drawing['drawing']):
+            raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
         if not re.fullmatch(r'\s*-?[0-9]+\s*', str(drawing['key_id'])):
@@ -207,15 +210,6 @@ def _entries(line, header, parse):
         entries = dict(zip(header, row))
     if isinstance(entries, dict) and 'drawing' in entries and 'key_id' in entries: return entries
     raise ValueError(f'no drawing or no key_id in {line[:60]!r}')
-
-def _drawing_in(line, header, as_text=True):
-    """As `_entries`, of which `drawing`, a list of strokes, is checked
-
-    `as_text` permits strokes that stay text, see `_parse`."""
-    drawing = _entries(line, header, _parse if as_text else json.loads)
-    if header is not None: drawing['drawing'] = json.loads(drawing['drawing'])
-    if isinstance(drawing['drawing'], tuple) or _is_strokes(drawing['drawing']): return drawing
-    raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
 
 # --- Files
 

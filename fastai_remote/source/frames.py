@@ -28,7 +28,7 @@ from ..store.address import secret_texts, without_secrets
 _PIECE,_BLOCK = 1<<16,256   # rows that are looked at together; rows among which one of a split is searched
 
 class Table(Planned, IndexedSource):
-    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
+    "A source of the rows of a table, read by number. A subclass defines `_types` and `_rows`"
     keeps_names = False # As of `TablePlan`
     looks = 100 # Rows by which tables without a `_digest` are told apart
     _digest = None # A hash of all rows, as text
@@ -41,7 +41,8 @@ class Table(Planned, IndexedSource):
 
     def _types(self)->dict: raise NotImplementedError   # `{name of a column: ColumnType}`
     def _rows(self, numbers, names)->list: raise NotImplementedError   # rows as dicts; `names`: `None` for all columns
-    def _values(self, name, start, stop)->list: raise NotImplementedError   # of a column, of rows `start` to `stop`
+    def _values(self, name, start, stop)->list:   # of a column, of rows `start` to `stop`
+        return [row[name] for row in self._rows(np.arange(start, stop), [name])]
     def __len__(self): return len(self.table)
 
     @cached_property
