@@ -82,15 +82,15 @@ class csv_samples(Planned, StreamedSource):
         """Yields `(name, raw)` for each row, or for each row of `split`; exceptions belong to the first split
 
         `raw` is `{column: text}` of the columns that are read, or the exception for a row that cannot be read."""
+        first = next(iter(self.srcs), None)
         for path in self.files:
             lines = self._lines(path)
             plan = next(lines)
+            names = plan.names if self.options.asked else None
             for line,row in lines:
-                is_row,found = isinstance(row, dict),next(iter(self.srcs), None)
-                if is_row and split is not None: found = split_of(row[plan.split])
-                if found!=split: continue
-                if self.options.asked and is_row: row = {name:row[name] for name in plan.names}
-                yield f'{path.name}:{line}',row
+                is_row = isinstance(row, dict)
+                if split is not None and split!=(split_of(row[plan.split]) if is_row else first): continue
+                yield f'{path.name}:{line}',{name:row[name] for name in names} if names and is_row else row
 
     def _plan(self, path, header, types, rows=()):
         """The `TablePlan` for a file with these columns; raises `ValueError`, which names the file
