@@ -451,7 +451,7 @@ def test_a_row_without_a_split_names_file_and_row(tmp_path):
     with pytest.raises(ValueError, match="1.parquet: row 8: column 'part': nothing there"):
         in_memory(table_samples(tmp_path, valid_col='part'))
     pq.write_table(pa.table({'part':[[1]]}), tmp_path/'0.parquet')
-    with pytest.raises(ValueError, match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"):
+    with pytest.raises(ValueError, match=r"0.parquet: row 0: column 'part': \[1\] is neither true nor false"):
         in_memory(table_samples(tmp_path/'0.parquet', valid_col='part'))
 
 def test_without_pyarrow(tmp_path, monkeypatch):

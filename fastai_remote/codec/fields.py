@@ -1,6 +1,8 @@
 """The codec of a field, which its name decides
 
 Docs: page `codec/fields`"""
+from collections.abc import Mapping
+
 import numpy as np
 from PIL import Image
 
@@ -82,17 +84,32 @@ def mask_image(
                          'targets that are no masks need a name without `mask`')
     return Image.fromarray(a.astype(np.uint8))
 
+def value_kind(
+    value # What a dataset returns, or a part of it
+)->str: # `image`, `empty` for a list without values, or the last part of a field's name; `None` for `None`
+    """What kind of value this is, mostly as the codec of a field for it is called; raises `TypeError` if no field fits
+
+    Arrays and tensors are recognised by their `shape`, and scalars of NumPy and PyTorch by `item`, so that their
+    libraries need not be imported."""
+    if value is None: return None
+    if isinstance(value, Image.Image): return 'image'
+    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
+    if isinstance(value, str): return 'cls'
+    if are_labels(value): return 'labels' if len(value) else 'empty'
+    if getattr(value, 'shape', ())!=(): return 'npy'
+    number = value.item() if hasattr(value, 'item') else value
+    if isinstance(number, (bool,int)): return 'cls'
+    if isinstance(number, float): return 'f4'
+    if isinstance(value, (list,tuple,Mapping)): return 'json'
+    raise TypeError(f'no field for a {type(value).__name__}: write an fn that returns a dict of fields')
+
 def infer_codec(
     field:str, # Name of the field
     value, # A value of the field
 )->str: # Name of a codec
     "Choose the codec of `field`: by the last part of its name if that names a codec, else by the type of `value`"
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
-    if isinstance(value, Image.Image): return 'png'
-    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
-    if isinstance(value, str): return 'txt'
-    if are_labels(value) and len(value): return 'labels'
-    if hasattr(value, 'shape') and value.shape!=(): return 'npy'
-    if hasattr(value, 'item'): value = value.item()
-    if isinstance(value, (bool,int)): return 'i8'
-    return 'f8' if isinstance(value, float) else 'json'
+    try: kind = value_kind(value)
+    except TypeError: return 'json'   # whose codec says what is wrong
+    if kind=='cls': return 'txt' if isinstance(value, str) else 'i8'
+    return {'image':'png', 'f4':'f8', 'empty':'json', None:'json'}.get(kind, kind)

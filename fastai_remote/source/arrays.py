@@ -255,15 +255,11 @@ class _ArrayTable(Table):
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
-    def _values(self, name, start, stop):
-        return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
-    def read(self, numbers):
-        numbers = self._numbers_of(np.asarray(numbers))
-        names = self.plan.names if self.options.asked else list(self.types)
-        columns = {name:self.columns[name] for name in names}
-        part = LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
-        return part if self.in_files else list(part)
+    def _part(self, numbers, names):
+        if not self.in_files: return super()._part(numbers, names)
+        columns = {name:self.columns[name] for name in names or self.columns}
+        return LazyPart(partial(named_rows, partial(array_rows, columns, self.types)), numbers, numbers)
 
     @property
     def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load

@@ -19,9 +19,8 @@ from fastcore.foundation import L
 from PIL import Image, ImageFile
 
 from ..codec.base import utf8
-from ..codec.fields import get_codec
+from ..codec.fields import get_codec, value_kind
 from ..codec.images import ImageCodec
-from ..codec.text import are_labels
 from ..processes import OwnedFolder
 from ..store.address import public_url
 
@@ -31,32 +30,11 @@ from ..store.address import public_url
 # a field by the type of each value. If types are not enough, because there are two images for example, write an `fn`
 # that returns a dict.
 
-def value_kind(
-    value # What a dataset returns, or a part of it
-)->str: # `image`, `empty` for a list without values, or the last part of a field's name; `None` for `None`
-    """What kind of value this is, mostly as the codec of a field for it is called; raises `TypeError` if no field fits
-
-    Arrays and tensors are recognised by their `shape`, and scalars of NumPy and PyTorch by `item`, so that their
-    libraries need not be imported."""
-    if value is None: return None
-    if isinstance(value, Image.Image): return 'image'
-    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
-    if isinstance(value, str): return 'cls'
-    if are_labels(value): return 'labels' if len(value) else 'empty'
-    if getattr(value, 'shape', ())!=(): return 'npy'
-    number = value.item() if hasattr(value, 'item') else value
-    if isinstance(number, (bool,int)): return 'cls'
-    if isinstance(number, float): return 'f4'
-    if isinstance(value, (list,tuple,Mapping)): return 'json'
-    raise _no_field(value)
-
-def _no_field(value):
-    return TypeError(f'no field for a {type(value).__name__}: write an fn that returns a dict of fields')
-
 def _field_of(value):
     "Returns the field that a value without a name is stored in; raises `TypeError` if no field fits"
     kind = value_kind(value)
-    if kind in (None,'json'): raise _no_field(value)
+    if kind in (None,'json'):
+        raise TypeError(f'no field for a {type(value).__name__}: write an fn that returns a dict of fields')
     if kind=='image': return 'mask.png' if type(value).__name__=='PILMask' else 'png'
     return {'f4':'target.f4', 'empty':'labels'}.get(kind, kind)
 
@@ -227,8 +205,7 @@ def _as_data(o):
     torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
     if torch and isinstance(o, torch.Tensor):
         dense = o.detach().cpu().to_dense()
-        try: return [dense.numpy()]
-        except TypeError: return str(dense.dtype),dense.tolist()   # NumPy does not have this dtype
+        return str(dense.dtype),tuple(dense.shape),dense.flatten().view(torch.uint8).numpy()
     if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
         return o.to_numpy(),*(getattr(o, axis).to_numpy() for axis in ('index','columns') if hasattr(o, axis))
 

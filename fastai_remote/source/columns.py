@@ -728,13 +728,6 @@ def split_of(
         raise ValueError(f'{value!r} is neither true nor false, nor the name of a split')
     return 'valid' if value else 'train'
 
-def ordered_splits(
-    names # Of splits
-)->list:
-    "Names of splits in their usual order: `train`, `valid`, `test`, then others, sorted"
-    usual = ['train','valid','test']
-    return sorted(names, key=lambda name: (usual.index(name) if name in usual else len(usual), name))
-
 class SplitNames:
     "Tells the split of each row by a column, and remembers which splits there are"
     def __init__(self,
@@ -757,4 +750,7 @@ class SplitNames:
         return split
 
     @property
-    def names(self)->list: return ordered_splits(set(self.split_of_value.values()))
+    def names(self)->list:
+        "The splits so far in their usual order: `train`, `valid`, `test`, then others, sorted"
+        usual = {'train':0, 'valid':1, 'test':2}
+        return sorted(set(self.split_of_value.values()), key=lambda name: (usual.get(name, 3), name))

@@ -51,7 +51,7 @@ class csv_samples(Planned, StreamedSource):
     ):
         self.files = list_files(files, CSV_EXTENSIONS)
         self.delimiter = delimiter
-        self.cells = CellTypes([self])
+        self.siblings = [self]   # of all splits: the cells of all of them say what a column holds; the first knows
         self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
 
     @property
@@ -61,39 +61,36 @@ class csv_samples(Planned, StreamedSource):
         is_tsv = path.name.lower().removesuffix('.gz').removesuffix('.xz').endswith('.tsv')
         return self.delimiter or ('\t' if is_tsv else ',')
 
-    def _lines(self, files=None):
-        """Yields `(path, header, line number, row)` for each row that is not empty; raises `ValueError`, `OSError`
+    def _lines(self, path):
+        """Yields the `TablePlan` of a file by its header, and then `(line number, row)` for each row that is not empty
 
-        `header` is the list of columns, the number is that of the row's last line, and `row` is `{column: text}`, or an
-        exception if it cannot be read."""
-        for path in files or self.files:
-            with _opened(path) as f:
-                rows = csv.reader(f, delimiter=self._delimiter_of(path))
-                header = next(rows, None)
-                _check_header(path, header)
-                for row in _sound_rows(rows, path):
-                    if not row: continue
-                    if not isinstance(row, Exception):
-                        if len(row)==len(header): row = dict(zip(header, row))
-                        else: row = ValueError(f'{len(row)} columns where the header has {len(header)}')
-                    yield path,header,rows.line_num,row
-
-    def _planned_lines(self):
-        "Yields `(plan, path, line number, row)` as `_lines` does, with the `TablePlan` of the file, not its header"
-        plan,checked = None,None
-        for path,header,line,row in self._lines():
-            if header is not checked: plan,checked = self._plan(path, header, {}),header
-            yield plan,path,line,row
+        The number is that of the row's last line, and `row` is `{column: text}`, or an exception if it cannot be read.
+        Raises `ValueError`, `OSError`."""
+        with _opened(path) as f:
+            rows = csv.reader(f, delimiter=self._delimiter_of(path))
+            header = next(rows, None)
+            _check_header(path, header)
+            yield self._plan(path, header, {})
+            for row in _sound_rows(rows, path):
+                if not row: continue
+                if not isinstance(row, Exception):
+                    if len(row)==len(header): row = dict(zip(header, row))
+                    else: row = ValueError(f'{len(row)} columns where the header has {len(header)}')
+                yield rows.line_num,row
 
     def _rows(self, split=None):
         """Yields `(name, raw)` for each row, or for each row of `split`; exceptions belong to the first split
 
         `raw` is `{column: text}` of the columns that are read, or the exception for a row that cannot be read."""
-        for plan,path,line,row in self._planned_lines():
-            if split is not None and not isinstance(row, Exception) and split_of(row[plan.split])!=split: continue
-            if split is not None and isinstance(row, Exception) and split!=next(iter(self.srcs)): continue
-            if self.options.asked and not isinstance(row, Exception): row = {name:row[name] for name in plan.names}
-            yield f'{path.name}:{line}',row
+        first = next(iter(self.srcs), None)
+        for path in self.files:
+            lines = self._lines(path)
+            plan = next(lines)
+            names = plan.names if self.options.asked else None
+            for line,row in lines:
+                is_row = isinstance(row, dict)
+                if split is not None and split!=(split_of(row[plan.split]) if is_row else first): continue
+                yield f'{path.name}:{line}',{name:row[name] for name in names} if names and is_row else row
 
     def _plan(self, path, header, types, rows=()):
         """The `TablePlan` for a file with these columns; raises `ValueError`, which names the file
@@ -106,42 +103,48 @@ class csv_samples(Planned, StreamedSource):
             advice = f'; delimiter={other!r} separates columns' if other else ''
             raise ValueError(f'{path}: {e}{advice}') from None
 
-    def typed_columns(self,
-        header:list # Columns of a file
-    )->list:
-        "Those whose cells may become numbers, and true and false: all but names of files"
-        o = self.options
-        if not o.asked: return header
-        asked = [*(o.fields or {}), *([] if o.label_col is None or o.label_delim else [o.label_col])]
-        names = [name for column in asked for name in (column if isinstance(column, tuple) else (column,))]
-        return [name for k,name in enumerate(header) if name in names or k in names]
-
     @cached_property
     def plan(self)->TablePlan:
         """Which fields the samples have, by the header and first rows of the first file, and the cells of all rows
 
         Raises `ValueError`, `OSError`."""
-        return self._first_plan(self.cells.columns)
+        return self._first_plan(self.siblings[0]._cell_types)
 
     def _first_plan(self, types):
-        "The `TablePlan` by the header and first rows of the first file; `types` as in `_plan`"
-        first = list(islice(self._lines(), 20))
-        if first: path,header = first[0][:2]
-        else:
-            path = self.files[0]
-            with _opened(path) as f:
-                header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
-            _check_header(path, header)
-        rows = [row for _,columns,_,row in first if columns is header and isinstance(row, dict)]   # of one file
+        "The `TablePlan` by the header and first rows of the first file that has rows; `types` as in `_plan`"
+        for path in self.files:
+            lines = self._lines(path)
+            header = list(next(lines).types)
+            rows = [row for _,row in islice(lines, 20) if isinstance(row, dict)]
+            if rows: break
         return self._plan(path, header, types, rows)
+
+    @cached_property
+    def _cell_types(self):
+        "`{column: ColumnType}` of the columns that are read, by all rows of all splits; raises `ValueError`, `OSError`"
+        types = {}
+        for source in self.siblings:
+            for path in source.files:
+                lines = source._lines(path)
+                undecided = {name:types.setdefault(name, CellType()) for name in next(lines).names}
+                for _,row in lines:
+                    if isinstance(row, Exception): continue
+                    for name,kind in list(undecided.items()):
+                        kind.add(row[name])
+                        if kind.is_text: undecided.pop(name)
+                    if not undecided: break
+        return {name:kind.column for name,kind in types.items()}
 
     @cached_property
     def srcs(self)->dict:
         "`{split: None}` for each split that `valid_col` names, by reading all rows; empty without `valid_col`"
         if self.options.valid_col is None: return {}
         splits = SplitNames(self._first_plan({}).split)
-        for plan,path,line,row in self._planned_lines():
-            if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
+        for path in self.files:
+            lines = self._lines(path)
+            plan = next(lines)
+            for line,row in lines:
+                if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
         return dict.fromkeys(splits.names)
 
     def stream(self, size):
@@ -156,33 +159,6 @@ class csv_samples(Planned, StreamedSource):
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
-
-class CellTypes:
-    "Which columns of CSV files have no texts, in any row of any split; the files are read when it is first asked"
-    def __init__(self,
-        sources:list # `csv_samples` of a source, or of all splits
-    ): self.sources = sources
-
-    @cached_property
-    def columns(self)->dict:
-        "`{column: ColumnType}` of the columns that may be numbers; raises `ValueError`, `OSError`"
-        types = {}
-        for source in self.sources:
-            for path in source.files: self._look(source, path, types)
-        return {name:kind.column for name,kind in types.items()}
-
-    def _look(self, source, path, types):
-        "Add the cells of a file to `types`, `{column: CellType}`"
-        undecided = None
-        for _,header,_,row in source._lines([path]):
-            if undecided is None:
-                names = source.typed_columns(header)
-                undecided = {name:types.setdefault(name, CellType()) for name in names}
-            if isinstance(row, Exception): continue
-            for name,kind in list(undecided.items()):
-                kind.add(row[name])
-                if kind.is_text: undecided.pop(name)
-            if not undecided: return
 
 def _opened(path):
     "Context manager: CSV file `path`; bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row"

@@ -25,7 +25,7 @@ from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples
-from .csv_files import CellTypes, csv_samples
+from .csv_files import csv_samples
 from .frames import is_table, is_table_path, table_samples
 from .huggingface import agree, hf_samples, is_huggingface
 from .torch_items import DatasetSource
@@ -64,8 +64,7 @@ class _Items(IndexedSource):
     def fingerprint(self):
         n = len(self)
         if self.is_identified: return n,self._digest
-        text = ''.join(stable_repr(self.items[i]) for i in evenly_spaced(n, 100).tolist())
-        return n,hashlib.sha256(text.encode()).hexdigest()
+        return n,stable_repr([self.items[i] for i in evenly_spaced(n, 100).tolist()])   # of a list, it is a hash
 
 _PLAIN = str,int,float,bool,bytes,type(None),complex,np.generic,date,time,PurePath
 _usual = frozenset(_PLAIN)   # quicker to ask for
@@ -353,10 +352,9 @@ def _alike(srcs):
     """Let the datasets and CSV files in `srcs`, `{split: source}`, use the same fields in all splits
 
     Changes these sources, and returns `srcs`. Raises `ValueError` as `agree` does."""
-    datasets = [s for s in srcs.values() if isinstance(s, DatasetSource)]
-    for s in datasets: s.share_layout(datasets)
-    tables = [s for s in srcs.values() if isinstance(s, csv_samples)]
-    for s in tables: s.cells = CellTypes(tables)
+    for cls in DatasetSource,csv_samples:
+        siblings = [s for s in srcs.values() if isinstance(s, cls)]
+        for s in siblings: s.siblings = siblings
     return agree(srcs)
 
 def _from_dict(splits, has_fn):

@@ -9,8 +9,7 @@ Docs: page `source/drawings`"""
 
 import csv, json, os, re
 from array import array
-from collections import Counter
-from contextlib import ExitStack
+from collections import Counter, deque
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ except ImportError: from json import loads as _numbers_in
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
 from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
-from .files import list_files, open_text
+from .files import file_stamps, list_files, open_text
 
 # --- Lines
 
@@ -131,8 +130,11 @@ class _LoadDrawing:
             return self._tried(stage, samples[:half])+self._tried(stage, samples[half:])
 
     def _fields(self, line, header):
-        "`{field: value}` of a line; field `strokes` has them as `_drawing_in` returns them. Raises `ValueError`"
-        drawing = _drawing_in(line, header, as_text=not self.times)
+        "`{field: value}` of a line; field `strokes` has them as `_parse` returns them. Raises `ValueError`"
+        drawing = _entries(line, header, json.loads if self.times else _parse)
+        if header is not None: drawing['drawing'] = json.loads(drawing['drawing'])
+        if not isinstance(drawing['drawing'], tuple) and not _is_strokes(drawing['drawing']):
+            raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
         if not re.fullmatch(r'\s*-?[0-9]+\s*', str(drawing['key_id'])):
@@ -194,24 +196,20 @@ def _points(strokes):
     small = points.astype(np.float32)
     return small if (small==points).all() else points
 
-def _drawing_in(line, header, as_text=True):
-    """`{column or key: value}` of a line, of which `drawing`, a list of strokes, is checked; raises `ValueError`
+def _entries(line, header, parse):
+    """`{column or key: value}` of a line; raises `ValueError`, `csv.Error`, `RecursionError`
 
-    `header`: the columns of a CSV file, `None` for JSON. `as_text` permits strokes that stay text, see `_parse`."""
+    `header`: the columns of a CSV file, `None` for JSON, which is read by `parse`."""
     if not line.strip(): raise ValueError('an empty line')
-    if header is None: drawing = _parse(line) if as_text else json.loads(line)
+    if header is None: entries = parse(line)
     else:
         row = next(csv.reader([line.decode()]))
         if len(row)!=len(header):
             raise ValueError(f'{len(row)} columns, but the header has {len(header)}; records must be one line each: '
                              f'{line[:60]!r}')
-        drawing = dict(zip(header, row))
-        drawing['drawing'] = json.loads(drawing['drawing'])
-    if not isinstance(drawing, dict) or 'drawing' not in drawing or 'key_id' not in drawing:
-        raise ValueError(f'no drawing or no key_id in {line[:60]!r}')
-    if not isinstance(drawing['drawing'], tuple) and not _is_strokes(drawing['drawing']):
-        raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
-    return drawing
+        entries = dict(zip(header, row))
+    if isinstance(entries, dict) and 'drawing' in entries and 'key_id' in entries: return entries
+    raise ValueError(f'no drawing or no key_id in {line[:60]!r}')
 
 # --- Files
 
@@ -257,52 +255,31 @@ def _index(path, start, piece=1<<24):
 
     The offsets are an array: the starts of the first line and of each 64th after it, and the end of the last line,
     without white space at the end of the file. `piece`: bytes that are read at a time."""
+    n_lines,n_newlines,pos,end,offsets = 0,0,start,start,[np.array([start])]
     with open(path, 'rb') as f:
-        end = _end_of_text(f, start)
-        if end<=start: return np.array([start]),0
         f.seek(start)
-        n_lines,pos,offsets = 1,start,[np.array([start])]
-        while pos<end:
-            data = f.read(min(piece, end-pos))
-            if not data: raise OSError(f'{path}: became shorter while it was read')
+        while data := f.read(piece):
             newlines = (np.frombuffer(data, np.uint8)==10).nonzero()[0]
-            offsets.append(newlines[-n_lines%_BLOCK::_BLOCK]+(pos+1))
-            n_lines += len(newlines)
-            pos += len(data)
-    return np.concatenate([*offsets, [end]]),n_lines
+            offsets.append(newlines[(-n_newlines-1)%_BLOCK::_BLOCK]+(pos+1))
+            length = len(data.rstrip())
+            if length: end,n_lines = pos+length,n_newlines+int(newlines.searchsorted(length))+1
+            n_newlines,pos = n_newlines+len(newlines),pos+len(data)
+    n_blocks = -(-n_lines//_BLOCK)
+    return np.append(np.concatenate(offsets)[:n_blocks], end),n_lines
 
-def _end_of_text(f, start):
-    "The offset in bytes at which white space at the end of the binary file `f`, from `start` on, begins"
-    end = f.seek(0, 2)
-    while end>start:
-        begin = max(start, end-4096)
-        f.seek(begin)
-        length = len(f.read(end-begin).rstrip())
-        if length: return begin+length
-        end = begin
-    return end
-
-def _without_points(line):
-    "`line` of JSON, bytes, with 0 for the drawing if that is nothing but numbers and brackets: quicker to parse"
+def _parse_without_points(line):
+    "The JSON value in `line`, bytes, with 0 for the drawing if that is nothing but numbers and brackets: quicker"
     start,end = line.find(b'"drawing":')+10,line.rfind(b']')+1
     is_plain = 10<=start<end and not line[start:end].translate(None, b' 0123456789.-+eE,[]')
-    return line[:start]+b'0'+line[end:] if is_plain else line
+    return json.loads(line[:start]+b'0'+line[end:] if is_plain else line)
 
 def _word_in(line, header, name):
     """The word of the drawing in `line`, bytes; `None` for a line that cannot be read, or is no drawing
 
     `header`: the columns of a CSV file, `None` for JSON. Raises `ValueError`, with `name`, if there is no word."""
-    if header is None:
-        try: drawing = json.loads(_without_points(line))
-        except (ValueError,RecursionError): return None
-        if not isinstance(drawing, dict) or 'drawing' not in drawing: return None
-        word = drawing.get('word')
-        if isinstance(word, (list,dict)): return None   # which is no label
-    else:
-        try: row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
-        except csv.Error: return None
-        if len(row)!=len(header): return None
-        word = dict(zip(header, row)).get('word')
+    try: word = _entries(line, header, _parse_without_points).get('word')
+    except (ValueError,RecursionError,csv.Error): return None
+    if isinstance(word, (list,dict)): return None   # which is no label
     if word is None: raise ValueError(f'{name}: max_per_class= needs the word of each drawing, and there is none')
     return word
 
@@ -330,20 +307,15 @@ def _lines_at(blocks, which, line):
 
     `blocks` is a list of `(file, columns or None, number of its first line, from byte, to byte)`. `which` is the
     position in it of each sample, and `line` the number of its line in the block, both of shape (n,)."""
-    rows,line,order = [None]*len(line),line.tolist(),which.argsort(kind='stable')
-    ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
-    opened = file = None
-    with ExitStack() as stack:
-        for i,j in zip([0,*ends.tolist()], ends.tolist()):
-            path,header,first,start,stop = blocks[which[order[i]]]
-            if path!=opened:
-                stack.close()
-                opened,file = path,stack.enter_context(open(path, 'rb'))
+    rows,line = [None]*len(line),line.tolist()
+    for k in np.unique(which).tolist():
+        path,header,first,start,stop = blocks[k]
+        with open(path, 'rb') as file:
             file.seek(start)
             lines = file.read(stop-start).split(b'\n')
-            for k in order[i:j].tolist():
-                text = lines[line[k]] if line[k]<len(lines) else b''
-                rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
+        for i in np.flatnonzero(which==k).tolist():
+            text = lines[line[i]] if line[i]<len(lines) else b''
+            rows[i] = f'{os.path.basename(path)}:{first+line[i]}',header,text
     return rows
 
 def _read_lines(blocks, which, line): return _grouped(_lines_at(blocks, which, line))
@@ -364,10 +336,9 @@ class _Drawings(Source):
     @property
     def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times)
     def fingerprint(self):
-        stats = [os.stat(f) for f in self.files]
-        stamps = [(os.path.relpath(f, self.root), stat.st_size, stat.st_mtime_ns) for f,stat in zip(self.files, stats)]
+        names = [os.path.relpath(f, self.root) for f in self.files]
         options = [o for o in (self.keep, self.times, self.max_per_class) if o]
-        return stamps,self.label,repr(self.raster),*options
+        return names,file_stamps(self.files),self.label,repr(self.raster),*options
     def __repr__(self):
         n,label = len(self.files),'labelled, ' if self.label else ''
         return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
@@ -437,18 +408,16 @@ class _StreamedDrawings(_Drawings, StreamedSource):
                 n_blank = 0
 
     def _rows(self, at_once=16):
-        "Yields `(name, header, line)`, of 16 files in turn; when a file ends, the next one takes its place"
+        "Yields `(name, header, line)`, of 16 files in turn; when a file ends, another one is read"
         waiting = map(self._lines, self.files)
-        turn = list(islice(waiting, at_once))
+        turn = deque(islice(waiting, at_once))
         while turn:
-            for i,lines in enumerate(turn):
-                row = next(lines, None)
-                while row is None:
-                    lines = turn[i] = next(waiting, None)
-                    if lines is None: break
-                    row = next(lines, None)
-                if row is not None: yield row
-            turn = [lines for lines in turn if lines is not None]
+            lines = turn.popleft()
+            row = next(lines, None)
+            if row is None: turn.extend(islice(waiting, 1))
+            else:
+                yield row
+                turn.append(lines)
 
     def _used(self):
         "An iterator over what `_rows` yields, without drawings beyond `max_per_class`"

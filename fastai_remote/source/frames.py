@@ -12,7 +12,7 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, LazyPart, Recent, require, shown_path, stable_repr
+from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, shown_path, stable_repr
 from .base import StreamedSource
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
@@ -28,7 +28,7 @@ from ..store.address import secret_texts, without_secrets
 _PIECE,_BLOCK = 1<<16,256   # rows that are looked at together; rows among which one of a split is searched
 
 class Table(Planned, IndexedSource):
-    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows` and `_values`"
+    "A source of the rows of a table, read by number. A subclass defines `_types` and `_rows`"
     keeps_names = False # As of `TablePlan`
     looks = 100 # Rows by which tables without a `_digest` are told apart
     _digest = None # A hash of all rows, as text
@@ -41,7 +41,8 @@ class Table(Planned, IndexedSource):
 
     def _types(self)->dict: raise NotImplementedError   # `{name of a column: ColumnType}`
     def _rows(self, numbers, names)->list: raise NotImplementedError   # rows as dicts; `names`: `None` for all columns
-    def _values(self, name, start, stop)->list: raise NotImplementedError   # of a column, of rows `start` to `stop`
+    def _values(self, name, start, stop)->list:   # of a column, of rows `start` to `stop`
+        return [row[name] for row in self._rows(np.arange(start, stop), [name])]
     def __len__(self): return len(self.table)
 
     @cached_property
@@ -62,24 +63,23 @@ class Table(Planned, IndexedSource):
         "Yields the values of a column in lists, so that there is never a Python object for each row"
         for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
 
-    def _splits_of_pieces(self, splits):
-        "Yields `(names, codes)` for the rows in their order: names of splits, and the position in them for each row"
-        for start in range(0, len(self), _PIECE):
-            values = self._values(splits.column, start, min(start+_PIECE, len(self)))
-            names = [splits(value, f'row {i}') for i,value in enumerate(values, start)]
-            yield names,np.arange(len(names))
-
     @cached_property
     def _split_codes(self):
         """Returns `(names, codes)`: names of the splits; for each row the position of its split in them
 
         `codes` is `uint8`, of shape (blocks, 256), and ends with 255 after the last row."""
-        splits,seen,parts = SplitNames(self.plan.split),{},[]
-        for names,codes in self._splits_of_pieces(splits):
-            numbers = [seen.setdefault(name, len(seen)) for name in names]
-            parts.append(np.array(numbers, np.uint8)[codes])
-        codes = np.concatenate([*parts, np.full(-len(self)%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
-        order = np.array([*map(splits.names.index, seen), *[255]*(256-len(seen))], np.uint8)
+        splits,found,parts,n = SplitNames(self.plan.split),{},[],0
+        for values in self._pieces(splits.column):
+            code_of = {}
+            try: different = dict.fromkeys(values)
+            except TypeError: different = values   # there is a list among them, which names no split
+            for value in different:
+                [(row,_)] = self._part(np.array([n+values.index(value)]), [splits.column])
+                code_of[value] = found.setdefault(splits(value, row), len(found))
+            parts.append(np.fromiter(map(code_of.__getitem__, values), np.uint8, len(values)))
+            n += len(values)
+        codes = np.concatenate([*parts, np.full(-n%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
+        order = np.array([*map(splits.names.index, found), *[255]*(256-len(found))], np.uint8)
         return splits.names,order[codes]
 
     @cached_property
@@ -107,17 +107,19 @@ class Table(Planned, IndexedSource):
         return {name:[start,stop] for name,start,stop in zip(self._split_codes[0], ends, ends[1:])}
 
     def read(self, numbers):
-        numbers = self._numbers_of(numbers)
-        rows = self._rows(numbers, self.plan.names if self.options.asked else None)
-        return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
+        names = self.plan.names if self.options.asked else None
+        return self._part(self._numbers_of(np.asarray(numbers, np.int64)), names)
+
+    def _part(self, numbers, names):
+        "Iterable of `(name, row)` of the rows with these numbers, and the columns `names`, as of `_rows`"
+        return named_rows(partial(self._rows, names=names), numbers, numbers)
 
     @property
     def is_identified(self): return self._digest is not None
     def _stamp(self):
         "Something whose `repr` identifies the data: `_digest`, or a hash of some rows"
         if self.is_identified: return self._digest
-        rows = self._rows(evenly_spaced(len(self), self.looks), None)
-        return hashlib.sha256(stable_repr(rows).encode()).hexdigest()
+        return stable_repr(self._rows(evenly_spaced(len(self), self.looks), None))   # of a list, it is a hash
     def fingerprint(self): return len(self),list(map(str, self.types)),self._stamp(),self.options
     def __getitem__(self, i): return self._rows(np.array([range(len(self))[i]]), None)[0]
     def __repr__(self): return f"table_samples({len(self):,} rows of {', '.join(map(str, self.types))})"
@@ -130,7 +132,8 @@ class _PandasTable(Table):
         if twice: raise ValueError(f'two columns are called {twice[0]!r}')
         return {name:_pandas_type(dtype) for name,dtype in zip(names, self.table.dtypes)}
     def _rows(self, numbers, names):
-        table = (self.table if names is None else self.table[names]).iloc[numbers]
+        table = self.table.iloc[numbers]
+        if names is not None: table = table[names]
         rows = table.to_dict('records')
         for name,dtype in table.dtypes.items():
             arrow = getattr(dtype, 'pyarrow_dtype', None)
@@ -412,23 +415,6 @@ def _rows_of_groups(groups, names, which, ranks):
             rows[i] = f'{os.path.basename(file.path)}: row {first+number}',row
     return rows
 
-def _splits_of_rows(column, splits, path, first):
-    """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
-
-    `column` is of Arrow, and is the split column of rows from number `first` on of the file `path`; `splits` is
-    `SplitNames`. Only values that differ become Python objects. Raises `ValueError`."""
-    import pyarrow as pa
-    if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
-    if pa.types.is_string_view(column.type): column = column.cast(pa.string())
-    try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
-    except pa.ArrowNotImplementedError:
-        raise ValueError(f'{path}: column {splits.column!r} has the type {column.type}, which cannot name '
-                         'splits') from None
-    codes,file = encoded.indices.to_numpy(),os.path.basename(path)
-    names = [splits(value.as_py(), f'{file}: row {first+int((codes==k).argmax())}')
-             for k,value in enumerate(encoded.dictionary)]
-    return names,codes
-
 def _common_schema(dataset, fragments):
     "The schema of Arrow that all files, `fragments`, fit; raises `ValueError` if there is none"
     import pyarrow as pa
@@ -451,52 +437,41 @@ class _ParquetTable(Table):
         self.filesystem = dataset.filesystem
         fragments = sorted(dataset.get_fragments(), key=lambda o: o.path)
         self.schema = _common_schema(dataset, fragments)
-        source,self.files,sizes,self.starts = uuid4().hex,[],[],[]
+        source,self.files,self.groups,sizes = uuid4().hex,[],[],[]   # groups: as `_rows_of_groups` takes them
         for fragment in fragments:
-            rows = [fragment.metadata.row_group(k).num_rows for k in range(fragment.num_row_groups)]
-            self.starts.append(len(sizes))
-            self.files.append(_ParquetFile(source, dataset.format, dataset.filesystem, fragment.path,
-                                           fragment.partition_expression, self.schema))
-            sizes += rows
-        self.sizes = np.array(sizes, np.int64)
-        self.block = max(1, int(np.median(self.sizes))) if sizes else 1
+            file = _ParquetFile(source, dataset.format, dataset.filesystem, fragment.path,
+                                fragment.partition_expression, self.schema)
+            first = 0
+            for k in range(fragment.num_row_groups):
+                self.groups.append((file, k, first))
+                sizes.append(fragment.metadata.row_group(k).num_rows)
+                first += sizes[-1]
+            self.files.append(file)
+        self.ends = np.array(sizes, np.int64).cumsum()
+        self.block = max(1, int(np.median(sizes))) if sizes else 1
         self.interleave = max(1, min(16, 2048//self.block))   # so that a chunk reads few row groups
         super().__init__(None, options)
 
-    def __len__(self): return int(self.sizes.sum())
+    def __len__(self): return int(self.ends[-1]) if len(self.ends) else 0
     def _types(self): return arrow_types(self.schema, [partial(self._dictionaries, name) for name in self.schema.names])
     def _dictionaries(self, name):
         for table in self._columns([name]):
             for chunk in table.column(0).chunks: yield chunk.dictionary
-    def _pieces(self, name): return (table.column(0).to_pylist() for table in self._columns([name]))
-    def _columns(self, names):
-        for file,group,_ in map(self._group, range(len(self.sizes))): yield file.row_group(group, names)
-
-    def _group(self, k):
-        "Row group `k`, counted over all files: its file, its number there, and the number of its first row there"
-        file = int(np.searchsorted(self.starts, k, side='right'))-1
-        return self.files[file],k-self.starts[file],int(self.sizes[self.starts[file]:k].sum())
-
-    def _splits_of_pieces(self, splits):
-        for k,table in enumerate(self._columns([splits.column])):
-            file,_,first = self._group(k)
-            yield _splits_of_rows(table.column(0), splits, file.path, first)
-
-    def read(self, numbers):
-        names = self.plan.names if self.options.asked else list(self.types)
-        return self._part(self._numbers_of(np.asarray(numbers, np.int64)), names)
+    def _pieces(self, name):
+        for table in self._columns([name]):
+            for k in range(0, len(table), _PIECE): yield table.column(0).slice(k, _PIECE).to_pylist()
+    def _columns(self, names): return (file.row_group(k, names) for file,k,_ in self.groups)
 
     def _part(self, rows, names):
-        "The `LazyPart` of the rows with these numbers, and the columns `names`"
-        ends = self.sizes.cumsum()
-        group = ends.searchsorted(rows, side='right')
+        group = self.ends.searchsorted(rows, side='right')
+        ranks = rows-np.append(0, self.ends)[group]
         used,which = np.unique(group, return_inverse=True)
-        ranks = rows-(ends-self.sizes)[group]
-        read = partial(_rows_of_groups, [self._group(k) for k in used.tolist()], names)
+        groups = [self.groups[k] for k in used.tolist()]
+        read = partial(_rows_of_groups, groups, names or self.schema.names)
         return LazyPart(read, which.astype(np.int32), ranks)
 
     def _rows(self, numbers, names):
-        return [row for _,row in self._part(np.asarray(numbers, np.int64), names or self.schema.names)]
+        return [row for _,row in self._part(np.asarray(numbers, np.int64), names)]
 
     is_identified = True
     def _stamp(self):

@@ -15,7 +15,6 @@ from datetime import timedelta
 from functools import cached_property, partial
 from itertools import islice
 
-import numpy as np
 from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
@@ -221,7 +220,6 @@ class _TableSource(HFSource, Table):
     def _types(self): return dict(self.table.features)
     def _rows(self, numbers, names):
         return _read_rows(self.table.data.select(names or list(self.types)), self._rows_of(numbers))
-    def _values(self, name, start, stop): return [row[name] for row in self._rows(np.arange(start, stop), [name])]
     def _column(self, name): return [row[name] for row in self._rows(evenly_spaced(len(self), 100), [name])]
 
     def _check_labels(self):

@@ -194,36 +194,28 @@ def group_members(
     sample, and makes the sample that it belongs to a failed one; the end of an archive does. Raises `DamagedTar` after
     the samples that are complete. The last sample before the damage may lack members, so `is_complete` decides on
     it."""
-    key,fields = None,{} # The sample that is being read
-    other,unusable = None,{} # A sample of which only links and devices were read so far
+    key,samples = None,{} # The one that is being read; `{key: {extension: member}}`, also of one with only links so far
+    def completed(keys): return [(key, _by_field(samples.pop(key))) for key in keys]
     try:
         for member in members:
             if member.is_first:
-                if fields: yield key,_by_field(fields)
-                if unusable: yield other,_by_field(unusable)
-                fields,other,unusable = {},None,{}
+                yield from completed(list(samples))
+                key = None
             member_key,extension = split_name(member.name)
             if member_key is None:
                 if left_out is not None: left_out[_kind_of(member.name)] += 1
                 continue
-            if fields and member_key==key: _add_member(fields, extension, member)
-            elif member.error is not None:
-                if unusable and other!=member_key: yield other,_by_field(unusable)
-                if other!=member_key: other,unusable = member_key,{}
-                unusable[extension] = member
-            else:
-                if fields: yield key,_by_field(fields)
-                if unusable and other!=member_key: yield other,_by_field(unusable)
-                key,fields = member_key,unusable if other==member_key else {}
-                other,unusable = None,{}
-                _add_member(fields, extension, member)
+            if member.error is None and member_key!=key:
+                yield from completed([other for other in samples if other!=member_key])
+                key = member_key
+            elif member_key not in samples: yield from completed([other for other in samples if other!=key])
+            _add_member(samples.setdefault(member_key, {}), extension, member)
     except DamagedTar:
-        if unusable: yield other,_by_field(unusable)
-        fields = _by_field(fields)
-        if fields and is_complete is not None and is_complete(fields): yield key,fields
+        last = _by_field(samples.pop(key, {}))
+        yield from completed(list(samples))
+        if last and is_complete is not None and is_complete(last): yield key,last
         raise
-    if fields: yield key,_by_field(fields)
-    if unusable: yield other,_by_field(unusable)
+    yield from completed(list(samples))
 
 # %% ../../nbs/source/07_tars.ipynb #9aa13e03
 def _by_field(members):
@@ -301,19 +293,22 @@ class tar_samples(StreamedSource):
         self.files,self.key,self.implicit_keys = list_files(expand_braces(files), TAR_EXTENSIONS),key,key is None
 
     @cached_property
-    def raw_bytes(self)->int:
-        """The mean size in bytes of the first 32 samples of a compressed tar, if it is above 200, else 200
+    def _first(self):
+        """`(fields, size)` by the first 100 samples of the first tar that has samples, of ten
 
-        If none of the first ten tars is compressed, it is 200, as only places in tars are sent to workers."""
+        In these fields a label is text: all labels of them are read as text, whatever comes later, as `index_shards`
+        does it. The size is the mean of the contents that are sent to workers, none if the tar is not compressed."""
         for path in self.files[:10]:
-            with _opened(path) as (_,content,members):
-                if content is None: continue
-                sizes = []
-                with suppress(DamagedTar):   # which is a failure when the samples are read
-                    for _,fields in islice(group_members(members), 32):
-                        sizes.append(sum(len(member.content or b'') for member in fields.values()))
-                if sizes: return max(200, sum(sizes)//len(sizes))
-        return 200
+            texts,sizes = set(),[]
+            with _opened(path) as (file,_,members), suppress(DamagedTar):   # a failure when the samples are read
+                for _,fields in islice(group_members(members), 100):
+                    sizes.append(sum(len(member.content or b'') for member in fields.values()))
+                    texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
+            if sizes: return texts,sum(sizes)//len(sizes)
+        return set(),0
+
+    @property
+    def raw_bytes(self)->int: return max(200, self._first[1])
 
     def stream(self, size):
         part,nbytes = [],0
@@ -333,26 +328,11 @@ class tar_samples(StreamedSource):
 
 # %% ../../nbs/source/07_tars.ipynb #5235fdc7
 @patch
-def _text_fields(self:tar_samples, n=100):
-    """Set of the fields in which a label is text, in the first `n` samples of the first tar that has samples
-
-    All labels of these fields are read as text, whatever comes later, as `index_shards` does it. Looks at ten tars
-    at most."""
-    for path in self.files[:10]:
-        is_empty,texts = True,set()
-        with _opened(path) as (file,_,members), suppress(DamagedTar):   # a failure when the samples are read
-            for _,fields in islice(group_members(members), n):
-                is_empty = False
-                texts |= {field for field,member in fields.items() if _has_text_label(file, field, member)}
-        if not is_empty: return texts
-    return set()
-
-@patch
 def _samples(self:tar_samples):
     """Yields `(name, raw)` for each sample, and `(name, DamagedTar)` where a tar is cut off or damaged
 
     Raises `DamagedTar` for damaged compressed data, after the samples of this tar."""
-    text_fields = self._text_fields()
+    text_fields,_ = self._first
     usual = set()   # the fields of the sample before
     def is_complete(fields): return usual<=fields.keys()
     for path in self.files:

@@ -116,6 +116,10 @@ class tar_samples(StreamedSource):
         ...
 
     @cached_property
+    def _first(self):
+        ...
+
+    @property
     def raw_bytes(self) -> int:
         ...
 
@@ -130,9 +134,6 @@ class tar_samples(StreamedSource):
         ...
 
     def __repr__(self):
-        ...
-
-    def _text_fields(self, n=100):
         ...
 
     def _samples(self):

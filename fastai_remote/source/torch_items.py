@@ -5,19 +5,20 @@ Docs: page `source/torch_items`"""
 # A dataset of PyTorch is an object with a length and `dataset[i]`. It does not say what its items are, and an image
 # that it returns is no longer a file. This module finds out both.
 
-import hashlib, io, os, random, sys, threading
+import io, os, random, sys, threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from PIL import Image
 
 from ..codec.base import Encoded
-from ..codec.fields import get_codec
+from ..codec.fields import get_codec, value_kind
 from ..codec.images import check_image
-from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr, value_kind
+from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
 from .files import image_field
 
 # --- torchvision
@@ -532,22 +533,21 @@ class DatasetSource(IndexedSource):
 
     Worker processes, if there are any, load it from a temporary file, and each of them indexes its own."""
     def __init__(self, dataset):
-        self.items,self._layout,self._names = dataset,None,None
-        self.sent = Sent(dataset)
-        self.siblings = [self]   # sources that have the same fields; the first of them knows which
+        self.items,self.sent = dataset,Sent(dataset)
+        self.siblings = [self]   # of all splits, which have the same fields; the first of them knows which
 
     @property
     def layout(self)->ItemLayout:
         "Which values of an item are stored in which fields"
-        first = self.siblings[0]
-        if first._layout is None: first._layout = ItemLayout([s.items for s in self.siblings])
-        return first._layout
+        return self.siblings[0]._layout
 
-    @property
+    @cached_property
+    def _layout(self): return ItemLayout([s.items for s in self.siblings])
+
+    @cached_property
     def names(self):
         "`(names, reason)`, see `class_names`"
-        if self._names is None: self._names = class_names(self.items)
-        return self._names
+        return class_names(self.items)
 
     @property
     def vocab(self):
@@ -582,19 +582,11 @@ class DatasetSource(IndexedSource):
         if not self.layout.parts: return None   # no item could be read: errors say why
         return _LoadSample(self.sent, self.layout, self.names[0])
 
-    def share_layout(self,
-        sources:list # `DatasetSource`s of all splits, this one among them
-    ):
-        """Let this source use the `layout` that the first of `sources` has, which is decided by the items of all
-
-        Changes this source only: call it for each of `sources`, with the same list, before `layout` is used."""
-        self.siblings = sources
-
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
         n = len(self)
-        text = ''.join(self._item_text(i) for i in sorted({0, n//2, n-1}) if 0<=i<n)
-        return n,type(self.items).__qualname__,hashlib.sha256(text.encode()).hexdigest()
+        texts = [self._item_text(i) for i in sorted({0, n//2, n-1}) if 0<=i<n]
+        return n,type(self.items).__qualname__,stable_repr(texts)   # of a list, it is a hash
 
     def _item_text(self, i):
         "Text that identifies item `i`; empty if the item is another one each time, although generators begin anew"
