@@ -1,5 +1,5 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a node fails or forgets"
-import re
+import random, re
 from contextlib import suppress
 
 import numpy as np
@@ -81,6 +81,10 @@ def test_a_command_has_keys_of_one_slot(keys):
 def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
     for url,num_workers in ((cluster.url,1), (cluster.urls,3)):
         write(url, overwrite=True, num_workers=num_workers)
+        random.seed(7)
+        before = random.getstate()
+        store = RedisStore(url, 'd', read_from='replica')   # there is none
+        assert is_right(store) and random.getstate()==before
         store = RedisStore(url, 'd')
         assert is_right(store) and store.vocab==['a','b','c'] and (store.manifest.format,store.manifest.tags)==(1,12)
         assert store.verify(num_workers=1).bad==0 and RedisStore.names(url)==['d'] and RedisStore.unfinished(url)==[]

@@ -1,5 +1,5 @@
 "How long an operation is repeated while a server is away: until its `timeout` is over"
-import pickle
+import pickle, random
 
 import pytest
 import redis
@@ -49,3 +49,11 @@ def test_pauses_are_never_negative(place):
             super().sleep(seconds)
     make,error = place
     with Standing() as clock: seconds_until_it_gives_up(clock, make(timeout=2), error)
+
+def test_pauses_leave_the_random_numbers_of_a_training_alone(place):
+    "A thread may repeat a call while transforms draw from `random`, after a seed"
+    make,error = place
+    random.seed(7)
+    before = random.getstate()
+    with ManualClock() as clock: seconds_until_it_gives_up(clock, make(), error)
+    assert clock.pauses and random.getstate()==before

@@ -82,6 +82,10 @@ def check_seconds(
         if not (isinstance(value, Real) and 0<=value<math.inf):
             raise ValueError(f'{name}={value!r}: want a number of seconds, 0 or more, and not infinite')
 
+# Draws random numbers without a state, so that the numbers that `random` draws after a seed stay the same, whether or
+# not a thread has repeated a call meanwhile
+unseeded = random.SystemRandom()
+
 class Retries:
     "Repeats one call until it succeeds, fails for good, or a deadline has passed"
     def __init__(self,
@@ -121,7 +125,7 @@ class Retries:
                 try: raise failure   # here, where nothing refers to the error of the library
                 finally: del failure   # its traceback refers to this frame
             if not pauses: continue
-            sleep(max(0, min(pause, .75*self.remaining()))*random.uniform(.5, 1))
+            sleep(max(0, min(pause, .75*self.remaining()))*unseeded.uniform(.5, 1))
             pause = min(2*pause, self.longest_pause)
 
     def _judge(self, error, handle):

@@ -1,7 +1,7 @@
 """Which server answers: a single one, the master that Sentinel names, a node of a cluster, or a replica
 
 Docs: page `store/redis_servers`"""
-import ipaddress, random, re, socket, threading
+import ipaddress, re, socket, threading
 from urllib.parse import urlsplit
 
 import hiredis
@@ -13,7 +13,7 @@ from redis.sentinel import Sentinel
 
 from ..clock import monotonic
 from .address import SecretOptions
-from .connection import call_in_thread
+from .connection import call_in_thread, unseeded
 from .redis_acl import ExplainingClient, ExplainingCluster
 
 # --- Connections with a deadline
@@ -255,7 +255,7 @@ class SingleServer:
         if self._replica is None:
             nodes = self._replicas()
             if not nodes: return None
-            self._replica = _client(_with_node(self.url, *random.choice(nodes)), self.options)
+            self._replica = _client(_with_node(self.url, *unseeded.choice(nodes)), self.options)
         return _exchange([(self._replica.connection_pool, commands)])[0]
 
     def _replicas(self):
@@ -361,7 +361,7 @@ class ClusterServers(SingleServer):
             else: break
         else: raise _refusal_in(error) or error
         self.url,self.options,self._clients,self._replica_clients = url,options,{},{}
-        self._choice = random.randrange(1<<30)   # of replicas: this object asks one of each node
+        self._choice = unseeded.randrange(1<<30)   # of replicas: this object asks one of each node
         found = [(node.host,node.port) for node in self.client.get_nodes()]
         self.nodes = [*dict.fromkeys([*nodes_in(url), *found])]
 
