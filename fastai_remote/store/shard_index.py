@@ -4,6 +4,7 @@ Docs: page `store/shard_index`"""
 import base64, codecs, dataclasses, json, re, tarfile, zlib
 from array import array
 from copy import copy
+from functools import partial
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -324,63 +325,37 @@ class ShardFile:
 # A compressed shard is decompressed while it is read, in pieces of limited size: a few compressed bytes can stand for
 # gigabytes.
 
-class Unzip:
-    """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
+class Decompressor:
+    """Decompresses a file part by part: call it with the next part, and it yields pieces of limited size
 
-    The file may consist of several gzip members. `bad` is the error if the file is damaged, and nothing more comes
-    then, also if the caller has set it; else it is `None`. A file that is cut off counts as undamaged."""
-    def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
-
-    def __call__(self,
-        b:bytes, # The next part of the file
-        step:int=1<<14, # Compressed bytes decoded at a time
-        most:int=1<<20 # Largest piece to yield, in bytes
-    ): # Iterator of `bytes`
-        "Decompress `b`"
-        try:
-            for k in range(0, len(b), step):
-                if not self.bad: yield from self._step(b[k:k+step], most)
-        except zlib.error as e: self.bad = e
-
-    def _step(self, compressed, most):
-        "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
-        piece = compressed
-        # after a piece of full size, the decoder may hold more
-        while not self.bad and (compressed or len(piece)==most):
-            if self.decoder.eof:
-                compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
-                if not compressed: return
-                self.decoder = zlib.decompressobj(31)
-            piece = self.decoder.decompress(compressed, most)
-            yield piece
-            compressed = self.decoder.unused_data if self.decoder.eof else self.decoder.unconsumed_tail
-
-class Unzstd:
-    """Decompresses a zstd file part by part, as `Unzip` does for gzip, in pieces of up to 32 MiB
-
-    Raises `ImportError` without `zstandard`."""
-    step = 1024   # compressed bytes decoded at a time: they become 32 MiB at most
-    def __init__(self):
-        try: import zstandard
-        except ImportError:
-            raise ImportError('tars that are compressed with zstd need the package zstandard: '
-                              'pip install fastai_remote[zstd]') from None
-        self.new = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj
-        self.decoder,self.error,self.bad = self.new(),zstandard.ZstdError,None
+    The file may consist of several gzip members or zstd frames, one after the other. `bad` is the error if the file is
+    damaged, and nothing more comes then, also if the caller has set it; else it is `None`. A file that is cut off
+    counts as undamaged."""
+    def __init__(self,
+        new, # Returns a decoder of one member or frame, as `zlib.decompressobj`
+        error:type, # What it raises for damage
+        step:int # Compressed bytes that are decoded at a time, so few that they cannot become too many
+    ):
+        self.new,self.error,self.step = new,error,step
+        self.decoder,self.bad = new(),None
 
     def __call__(self,
         data:bytes # The next part of the file
-    ): # Yields pieces of the content
+    ): # Yields pieces of the content, some of them empty
         "Decompress `data`"
         try:
-            while data and not self.bad:
-                if self.decoder.eof:   # a file may contain several frames, one after the other
-                    data = data.lstrip(b'\0')   # zeros at the end are padding
-                    if not data: return
-                    self.decoder = self.new()
-                yield self.decoder.decompress(data[:self.step])
-                data = self.decoder.unused_data+data[self.step:]
+            for k in range(0, len(data), self.step):
+                if not self.bad: yield from self._content(data[k:k+self.step])
         except self.error as e: self.bad = ValueError(str(e))
+
+    def _content(self, compressed):
+        while compressed and not self.bad:
+            if self.decoder.eof:
+                compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
+                if not compressed: return
+                self.decoder = self.new()
+            yield self.decoder.decompress(compressed)
+            compressed = self.decoder.unused_data
 
 COMPRESSIONS = '','gzip','zstd' # How a shard can be compressed; the table of shards has the positions
 
@@ -402,11 +377,18 @@ def compression_of(
 
 def decompressor(
     compression:str # One of `COMPRESSIONS`
-): # Called with each piece of a file, it yields pieces of the content, and then has an attribute `bad`; `None` for ''
-    """A new `Unzip` or `Unzstd`, which decompresses one file piece by piece
+)->Decompressor: # `None` for ''
+    """A new decompressor of one file, whose pieces have at most 32 MiB
 
     Raises `ImportError` for zstd without `zstandard`."""
-    return {'gzip':Unzip, 'zstd':Unzstd}.get(compression, lambda: None)()
+    if not compression: return None
+    if compression=='gzip': return Decompressor(partial(zlib.decompressobj, 31), zlib.error, 1<<14)
+    try: import zstandard
+    except ImportError:
+        raise ImportError('tars that are compressed with zstd need the package zstandard: '
+                          'pip install fastai_remote[zstd]') from None
+    new = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj
+    return Decompressor(new, zstandard.ZstdError, 1<<10)
 
 # --- The table of all shards
 
