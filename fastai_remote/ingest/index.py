@@ -426,11 +426,7 @@ class _KnownShards:
 
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
-        shard,table = self.positions.get(name),getattr(self, 'table', None)
-        if shard is None: return None
-        kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
-        counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
-        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first, table.stamp_of(shard)]
+        return self.table.row(self.positions[name]) if name in self.positions else None
 
 # %% ../../nbs/ingest/11_index.ipynb #9443aedd
 @patch

@@ -433,9 +433,8 @@ class ShardTable:
         crc:np.ndarray, # Checksum of each shard
         idx:np.ndarray, # Bytes of the index of each shard
         icrc:np.ndarray, # Checksum of the index file of each shard
-        raw:np.ndarray=None, # Bytes of each shard when decompressed, if any is compressed
-        # How each shard is compressed, a position in `COMPRESSIONS`; default: with gzip if the name says so, or not
-        kind:np.ndarray=None,
+        raw:np.ndarray=None, # Bytes of each shard when decompressed; default: `size`
+        kind:np.ndarray=None, # How each shard is compressed, a position in `COMPRESSIONS`; default: not at all
         # `version` of `index_name`: `index_shards` does not write over the indices of an earlier dataset; default: 0
         first:np.ndarray=None,
         stamp:np.ndarray=None, # `stamp_number` of each shard when it was indexed; 0, or default: it is not known
@@ -445,10 +444,10 @@ class ShardTable:
         # where each name begins in `text`, and where the next one would begin after the last
         cuts = np.concatenate([[0], newlines+1, [len(self.text)+1]])[:None if len(n) else 1]
         self.cuts = cuts.astype(np.uint32 if len(self.text)<1<<31 else np.int64)
-        def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
+        def as_array(column, dtype): return np.zeros(len(n), dtype) if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
-        self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
-        self.first,self.stamp = as_array(first, 'u4'),as_array(stamp, 'u8')
+        self.raw,self.icrc = as_array(size if raw is None else raw, 'i8'),as_array(icrc, 'u4')
+        self.kind,self.first,self.stamp = as_array(kind, 'u1'),as_array(first, 'u4'),as_array(stamp, 'u8')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -458,19 +457,22 @@ class ShardTable:
         return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
     def index_name(self, s:int)->str:
         "Name of the index file of shard `s`"
-        return index_name(self.name(s), 0 if self.first is None else int(self.first[s]))
+        return index_name(self.name(s), int(self.first[s]))
 
     def stamp_of(self, s:int)->int:
         "The `stamp_number` of shard `s` when it was indexed; 0 if it is not known"
-        return 0 if self.stamp is None else int(self.stamp[s])
+        return int(self.stamp[s])
 
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"
-        return int((self.size if self.raw is None else self.raw)[s])
+        return int(self.raw[s])
     def compression(self, s:int)->str:
         "How shard `s` is compressed, one of `COMPRESSIONS`"
-        if self.kind is not None: return COMPRESSIONS[self.kind[s]]
-        return 'gzip' if self.name(s).endswith(('gz','tgz')) else ''
+        return COMPRESSIONS[self.kind[s]]
+    def row(self, s:int)->list:
+        "The name of shard `s`, and what each column has for it"
+        return [self.name(s), *(int(getattr(self, name)[s]) for name in _COLUMNS)]
+
     def at(self,
         idxs:np.ndarray # Sample numbers, shape (k,)
     )->tuple: # Two arrays of shape (k,)
@@ -488,14 +490,16 @@ class ShardTable:
         return table
 
     def pack(self)->dict:
-        """`{column: text}` for JSON: the columns that there are, compressed and in base64
+        """`{column: text}` for JSON: the columns that have other values than by default, compressed and in base64
 
         Raises `StoreError` for more shards than readers accept, or for names that are too long together."""
         if len(self)>_MAX_SHARDS or len(self.text)>_MAX_NAMES:
             raise StoreError(f'{len(self):,} shards with names of {len(self.text):,} bytes: a dataset has up to '
                              f'{_MAX_SHARDS:,} shards, with names of {_MAX_NAMES:,} bytes in all: make them larger')
         columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
-        return {k:_pack(column) for k,column in columns.items() if column is not None}
+        unused = {k for k in ('kind','first','stamp') if not columns[k].any()}
+        if (self.raw==self.size).all(): unused.add('raw')
+        return {k:_pack(column) for k,column in columns.items() if k not in unused}
 
     @classmethod
     def unpack(cls,
@@ -527,20 +531,8 @@ def joined_tables(
 )->ShardTable:
     "A table of shards that are in several tables"
     names,order = [table.name(shard) for table in tables for shard in range(len(table))],list(order)
-    def column(name):
-        parts = [getattr(table, name) for table in tables]
-        if all(part is None for part in parts): return None
-        filled = [_fill(table, name) if part is None else part for table,part in zip(tables, parts)]
-        return np.concatenate(filled)[order]
-    return ShardTable([names[shard] for shard in order], **{name:column(name) for name in _COLUMNS})
-
-def _fill(table, name):
-    """The array, a value per shard, that stands for column `name` of `_COLUMNS`, which `table` does not have
-
-    Zeros, except for sizes after decompression and kinds of compression, which follow from the rest of the table."""
-    if name=='raw': return table.size
-    if name=='kind': return np.array([COMPRESSIONS.index(table.compression(s)) for s in range(len(table))], 'u1')
-    return np.zeros(len(table), 'u4')
+    columns = {name:np.concatenate([getattr(table, name) for table in tables])[order] for name in _COLUMNS}
+    return ShardTable([names[shard] for shard in order], **columns)
 
 LABELS_KIND = 'fastai_remote labels' # Entry `__kind__` of `labels.json`, by which ours is told from that of other tools
 

@@ -96,7 +96,7 @@ class ShardPart(Part):
         "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
         table = self.table
         if self.cache is None or not len(table): return
-        largest = int((table.size if table.raw is None else table.raw).max())
+        largest = int(table.raw.max())
         what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
         self.cache.check(min(len(table), workers*each), largest, what, self.name)
 

@@ -112,7 +112,7 @@ class ShardReader(StoredDataset):
         self._uid,self.copies_local = uid,bool(cache) and cache is not True
         self._uid = self.manifest.uid
         # `True` is for remote storage and compressed shards
-        is_needed = cache is not True or self.table.raw is not None or not self.tars.local
+        is_needed = cache is not True or self.table.kind.any() or not self.tars.local
         if cache_size is not None and cache and is_needed:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
@@ -306,7 +306,7 @@ def cache(self:ShardReader)->FileCache:
     "The cache of whole shards, or None"
     if self._cache is None:
         cache = self._cache_setting
-        if cache is True: cache = FileCache() if self.table.raw is not None or not self.tars.local else None
+        if cache is True: cache = FileCache() if self.table.kind.any() or not self.tars.local else None
         elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
         self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
     return self._cache[0]

@@ -338,6 +338,4 @@ class _TableOfRows:
     def table(self):
         "The `ShardTable`"
         n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = map(np.array, self.columns)
-        is_compressed = kind.any()
-        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size if is_compressed else None, kind,
-                          first=first if first.any() else None, stamp=stamp if stamp.any() else None)
+        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size, kind, first, stamp)
