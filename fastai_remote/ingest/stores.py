@@ -32,7 +32,7 @@ from ..store.redis_keys import RedisKeysReader
 from ..store.redis_link import as_link, RedisLink
 from ..store.shard_index import INDEX_FOLDER
 from ..store.shards import ShardReader
-from ..store.storage import Storage
+from ..store.storage import as_storage, Storage
 from ..store.tiered import TieredReader
 from ..write.redis_admin import rename_dataset, unfinished_ingests
 from ..write.redis import RedisWriter
@@ -212,7 +212,7 @@ class RedisStore(DatasetOps, RedisReader):
     )->list: # Of dicts: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
         "Ingests that have not been committed: run the same call again to finish one, or `abandon` it"
         url = concealed(url)
-        return unfinished_ingests(url)
+        return unfinished_ingests(as_link(url))
 
     @classmethod
     def abandon(cls,
@@ -294,7 +294,7 @@ class ShardStore(DatasetOps, ShardReader):
 
         Raises `StoreNotFound` if there is neither, and `StoreBusy`."""
         url,storage_options = concealed(url),concealed(storage_options)
-        delete_shards(url, storage_options)
+        delete_shards(as_storage(url, storage_options=storage_options))
 
     @classmethod
     def abandon(cls,
@@ -305,7 +305,7 @@ class ShardStore(DatasetOps, ShardReader):
 
         Raises `StoreNotFound`, `StoreBusy`."""
         url,storage_options = concealed(url),concealed(storage_options)
-        abandon_shards(url, storage_options)
+        abandon_shards(as_storage(url, storage_options=storage_options))
 
     @classmethod
     def unfinished(cls,
@@ -315,7 +315,7 @@ class ShardStore(DatasetOps, ShardReader):
     )->list:
         "List the ingest that has not been committed, if there is one: the same call finishes it, or `abandon` drops it"
         url,storage_options = concealed(url),concealed(storage_options)
-        return unfinished_shards(url, storage_options)
+        return unfinished_shards(as_storage(url, storage_options=storage_options))
 
 # --- The other stores
 

@@ -9,9 +9,8 @@ Docs: page `write/redis_admin`"""
 from dataclasses import replace
 
 from ..core import CorruptSample, Manifest, seal, StoreBusy, StoreExists
-from ..store.address import concealed
 from ..store.redis import NAMES_KEY, read_manifest, RedisReader
-from ..store.redis_link import as_link, RedisLink
+from ..store.redis_link import RedisLink
 from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
 
@@ -21,14 +20,12 @@ from .redis_state import INGESTS_KEY, watched_transaction
 # again to continue it, or drop it with `abandon`.
 
 def unfinished_ingests(
-    url:str|RedisLink, # The server
+    link:RedisLink, # The server
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
     If the plan of one is damaged or gone, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of
     the name, which a process that was killed has for up to 30 s."""
-    url = concealed(url)
-    link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
     return [ingest for ingest in (_describe_ingest(link, name) for name in names) if ingest]
 
