@@ -43,6 +43,7 @@ class Store:
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
     not_read = '' # What `repr` shows while the manifest has not been read, as it must not use the network
+    place_rows = {} # `{title: text}`: what Jupyter shows of the place of the dataset
     more_rows = {} # `{title: text}`: what Jupyter shows of this store besides its dataset
     why_missing = 'was it deleted?' # The likely cause of a missing value, for error messages
     # Names that Tab completes on a store, besides those of its other classes and those that a user's subclass defines
@@ -318,7 +319,7 @@ def _repr_html_(self:Store):
     rows['encoded'] = size_str(manifest.nbytes)
     rows |= {f'{f} images':image_sizes_str(stats) for f,stats in manifest.stats.items()}
     rows |= {'left out':f'{manifest.failed:,}' if manifest.failed else '', 'created':manifest.created}
-    return html_table(self.name, {**self.more_rows, **rows})
+    return html_table(self.name, {**self.place_rows, **self.more_rows, **rows})
 
 # %% ../../nbs/store/01_base.ipynb #250917e3
 class MemoryReader(Store):

@@ -133,11 +133,9 @@ class ShardReader(StoredDataset):
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
                     _uid=self._uid, copies_local=self.copies_local, _cache=None, _is_index=self._is_index)
-    def _repr_html_(self):
-        table = self.shards
-        folder = f'<tr><td>folder</td><td>{self.storage.url}</td></tr>'
-        shards = f'<tr><td>shards</td><td>{len(table):,}, {size_str(int(table.size.sum()))}</td>'
-        return super()._repr_html_().replace('</th>', f'</th></tr>{folder}{shards}', 1)
+    @property
+    def place_rows(self):
+        return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.table.size.sum()))}'}
 
 # %% ../../nbs/store/18_shards.ipynb #37684cf0
 @patch
