@@ -89,17 +89,6 @@ class ShardPart(Part):
         self.whole_shards.new_epoch()
         self.indices.new_epoch()
 
-    def check_cache(self,
-        workers:int, # Processes that read
-        each:int # Shards that each of them uses at the same time
-    ):
-        "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
-        table = self.table
-        if self.cache is None or not len(table): return
-        largest = int(table.raw.max())
-        what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
-        self.cache.check(min(len(table), workers*each), largest, what, self.name)
-
     # Errors
 
     def cut_off_error(self, number, place, field, received, length)->CorruptSample:

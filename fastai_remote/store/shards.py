@@ -345,8 +345,11 @@ def check_cache(self:ShardReader,
 ):
     "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
     if self.cache is None: return
+    workers = max(1, workers)
+    what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
     for part in (self.part(0), *(part for _,part in _added_parts(self) if not isinstance(part, StoreError))):
-        part.check_cache(max(1, workers), each)
+        n_shards = len(part.table)
+        if n_shards: self.cache.check(min(n_shards, workers*each), int(part.table.raw.max()), what, self.name)
 
 # %% ../../nbs/store/18_shards.ipynb #a11c2259
 @patch
