@@ -52,7 +52,8 @@ class ShardReader(StoredDataset):
     def __getstate__(self):
         ...
 
-    def _repr_html_(self):
+    @property
+    def place_rows(self):
         ...
 
     def read_manifest(self):

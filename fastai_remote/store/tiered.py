@@ -164,39 +164,19 @@ def _flush_at_exit(ref, timeout=1.):
 # %% ../../nbs/store/19_tiered.ipynb #5c19444d
 _SLOTS = 256   # rows of counters, which forked processes share
 
-class _StoreAbove(Store):
-    "A store with the samples of another one, `store`, which is asked for all that a subclass does not answer itself"
-    @property
-    def manifest(self):
-        "The manifest of the shards"
-        return self.store.manifest
-    @property
-    def shards(self):
-        "The table of shards, `ShardTable`"
-        return self.store.shards
-    @property
-    def unchecked(self): return self.store.unchecked
-    def check_cache(self, *args):
-        "As in `ShardStore`"
-        return self.store.check_cache(*args)
-    def new_epoch(self): self.store.new_epoch()
-    def compare_checksums(self, numbers, field, values, checksums):
-        "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
-        self.store.compare_checksums(numbers, field, values, checksums)
-    def location(self, number, field): return self.store.location(number, field)
-    @property
-    def why_missing(self): return self.store.why_missing
-    def failures(self): return self.store.failures()
-    def keys(self, numbers): return self.store.keys(numbers)
-    def shard_url(self, i): return self.store.shard_url(i)
-    def presence(self, field): return self.store.presence(field)
+def _of_shards(name): return property(lambda self: getattr(self.store, name), doc='As of `store`, which has the shards')
 
 # %% ../../nbs/store/19_tiered.ipynb #0b4fb54a
-class TieredReader(_StoreAbove):
+class TieredReader(Store):
     """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
 
     Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
     for_users = 'clear','flush','held','hits','warm'
+    manifest,shards,unchecked,why_missing = map(_of_shards, ('manifest','shards','unchecked','why_missing'))
+    failures,keys,location,presence = map(_of_shards, ('failures','keys','location','presence'))
+    check_cache,new_epoch,shard_url = map(_of_shards, ('check_cache','new_epoch','shard_url'))
+    # `read_values` has compared values of Redis; the shards may have another copy of a damaged value
+    compare_checksums = _of_shards('compare_checksums')
     def __init__(self,
         # A URL as for `RedisLink`, or a link; or a copy of the dataset, of which the keys are used
         redis:str|RedisLink|RedisReader,

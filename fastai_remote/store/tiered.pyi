@@ -62,50 +62,23 @@ def _flush_at_exit(ref, timeout=1.0):
     ...
 _SLOTS: Any
 
-class _StoreAbove(Store):
+def _of_shards(name):
+    ...
 
-    @property
-    def manifest(self):
-        ...
-
-    @property
-    def shards(self):
-        ...
-
-    @property
-    def unchecked(self):
-        ...
-
-    def check_cache(self, *args):
-        ...
-
-    def new_epoch(self):
-        ...
-
-    def compare_checksums(self, numbers, field, values, checksums):
-        ...
-
-    def location(self, number, field):
-        ...
-
-    @property
-    def why_missing(self):
-        ...
-
-    def failures(self):
-        ...
-
-    def keys(self, numbers):
-        ...
-
-    def shard_url(self, i):
-        ...
-
-    def presence(self, field):
-        ...
-
-class TieredReader(_StoreAbove):
+class TieredReader(Store):
     for_users: Any
+    manifest: Any
+    shards: Any
+    unchecked: Any
+    why_missing: Any
+    failures: Any
+    keys: Any
+    location: Any
+    presence: Any
+    check_cache: Any
+    new_epoch: Any
+    shard_url: Any
+    compare_checksums: Any
     link: Any
     _write_timeout: Any
     prefix: Any
