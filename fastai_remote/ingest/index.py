@@ -51,10 +51,9 @@ class _StoredFile:
     def __init__(self,
         storage:Storage, # The folder that has the file
         name:str, # Name of the file, which may be compressed
-        part:int=1<<22, # Bytes per request at most
         parallel:int=4, # Requests at the same time
     ):
-        self.storage,self.name,self.part,self.parallel = storage,name,part,parallel
+        self.storage,self.name,self.parallel = storage,name,parallel
         self.crc,self.size = 0,0   # checksum and number of the bytes that were read
         if storage.local: os.close(open_regular(storage.path(name)))
         # The size is asked for, because a short answer may end where a member ends, and would look complete.
@@ -66,7 +65,7 @@ class _StoredFile:
 
     def _pieces(self):
         "Yields the bytes of the file in pieces, and adds them to `crc` and `size`"
-        for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
+        for data in self.storage.parts(self.name, self.total, self.parallel, 1<<22):
             self.crc,self.size = crc32(data or b'', self.crc),self.size+len(data or b'')
             if data: yield data
         if self.size<self.total:

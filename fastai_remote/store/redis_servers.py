@@ -324,8 +324,8 @@ class _ClusterPool(redis.ConnectionPool):
     Their class is `_TLSConnection` if `connection_class`, which redis-py has chosen by the URL, is one for TLS, else
     `_Connection`."""
     def __init__(self, connection_class=redis.Connection, **kwargs):
-        is_tls = issubclass(connection_class, redis.SSLConnection)
-        super().__init__(connection_class=_connections['rediss' if is_tls else 'redis'], command_packer=_packer, **kwargs)
+        scheme = 'rediss' if issubclass(connection_class, redis.SSLConnection) else 'redis'
+        super().__init__(connection_class=_connections[scheme], command_packer=_packer, **kwargs)
 
 # A key is on another node, or its slot is being moved.
 redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError,

@@ -33,13 +33,13 @@ from .storage import as_storage, Storage
 # %% ../../nbs/store/18_shards.ipynb #c2cc0057
 def _file_of(key): return f'{INDEX_FOLDER}/{key}' if TABLE_FILE.fullmatch(key) else key
 
-def _find_manifest(storage, homes):
-    """The `ShardManifest` in one of `homes`, folders of `storage`; its home; and its path, for error messages
+def _find_manifest(storage):
+    """The `ShardManifest` in the folder `storage`; the folder in it that has it; and its path, for error messages
 
     It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
     another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
     error = None
-    for home in homes:
+    for home in ('', f'{INDEX_FOLDER}/'):
         where = f'{storage.url}/{home}manifest.json'
         try:
             manifest = ShardManifest.from_json(storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
@@ -83,7 +83,7 @@ class ShardReader(StoredDataset):
     for_users = 'cache','prefetch','shards','shuffle_quality','wids_index'
     why_missing = 'the shard has no such field of it'
     copies_local = False # Are shards that are on this machine copied into the cache, too?
-    _home,_is_index = '',False # Folder of the manifest, and whether to look for it among shards of others first
+    _home = '' # Folder of the manifest
     _shards,_opened = None,(0,{}) # `shards`; a process, and its `{number: ShardPart}`
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
@@ -132,7 +132,7 @@ class ShardReader(StoredDataset):
     def not_read(self): return repr(self.storage.url) if self._manifest is None else ''
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, copies_local=self.copies_local, _cache=None, _is_index=self._is_index)
+                    _uid=self._uid, copies_local=self.copies_local, _cache=None)
     @property
     def place_rows(self):
         return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.table.size.sum()))}'}
@@ -144,9 +144,7 @@ def read_manifest(self:ShardReader):
 
     Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
     given, `UnsupportedFormat`, `CorruptSample`."""
-    homes = (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/')
-    manifest,self._home,where = _find_manifest(self.storage, homes)
-    self._is_index = self._home!=''
+    manifest,self._home,where = _find_manifest(self.storage)
     if self._uid not in (None, manifest.uid): raise self.replaced_error()
     self._table = _unpacked_table(manifest, where)
     if self._uid is not None or manifest.uid: self._uid = manifest.uid
