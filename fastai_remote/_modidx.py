@@ -1943,6 +1943,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered.TieredReader.warm': ( 'store/tiered.html#tieredreader.warm',
                                                                                               'fastai_remote/store/tiered.py'),
+                                            'fastai_remote.store.tiered._StoreAbove': ( 'store/tiered.html#_storeabove',
+                                                                                        'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered._ValueCache': ( 'store/tiered.html#_valuecache',
                                                                                         'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered._ValueCache.__init__': ( 'store/tiered.html#_valuecache.__init__',

@@ -382,7 +382,7 @@ def decompressor(
 
     Raises `ImportError` for zstd without `zstandard`."""
     if not compression: return None
-    if compression=='gzip': return Decompressor(partial(zlib.decompressobj, 31), zlib.error, 1<<14)
+    if compression=='gzip': return Decompressor(partial(zlib.decompressobj, 31), zlib.error, 1<<12)
     try: import zstandard
     except ImportError:
         raise ImportError('tars that are compressed with zstd need the package zstandard: '

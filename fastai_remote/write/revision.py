@@ -284,7 +284,7 @@ def _grown_splits(store, part):
         shift += last-first
 
 def _shrunk_splits(splits, dropped):
-    "The `splits` of the dataset without the samples `dropped`, an ascending array; the others are numbered without gaps"
+    "The `splits` of the dataset without the samples `dropped`, an ascending array; the others move up"
     return {split:[int(i-np.searchsorted(dropped, i)) for i in span] for split,span in splits.items()}
 
 def _subtract_counts(manifest, store, numbers, fields, step=1<<16):
