@@ -192,13 +192,7 @@ def _read_checked(store, numbers, fields, checksums):
     values = store.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
     for name in checksums:
         field,expected = name.removesuffix('.crc'),values[name] if name in fields else values.pop(name)
-        if not isinstance(values[field], list) or None not in values[field]:
-            store.compare_checksums(numbers, field, values, expected)
-            continue
-        at = [k for k,value in enumerate(values[field]) if value is not None]
-        present = {field:[values[field][k] for k in at]}
-        store.compare_checksums(numbers[at], field, present, np.array([expected[k] for k in at], np.uint32))
-        for k,value in zip(at, present[field]): values[field][k] = value   # a damaged one may have been read again
+        store.compare_checksums(numbers, field, values, expected)
     return values
 
 def _picked(store, numbers, field, names, is_optional, values, decode):
@@ -218,12 +212,14 @@ def _picked(store, numbers, field, names, is_optional, values, decode):
 # %% ../../nbs/store/01_base.ipynb #72e48ece
 def mismatches(
     numbers:np.ndarray, # Sample numbers, shape (n,)
-    values, # Their values: a list of `bytes`, or an array
+    values, # Their values: a list of `bytes`, and `None` for samples without a value; or an array
     checksums:np.ndarray # The stored checksums, uint32, shape (n,)
 )->np.ndarray: # Positions in `numbers`
     "Positions of the values that do not match their checksums"
-    found = crc32s(values) if isinstance(values, list) else packed_crcs(values, numbers)
-    return np.flatnonzero(found!=checksums)
+    if not isinstance(values, list): return np.flatnonzero(packed_crcs(values, numbers)!=checksums)
+    if None not in values: return np.flatnonzero(crc32s(values)!=checksums)
+    there = np.flatnonzero([value is not None for value in values])
+    return there[crc32s([values[k] for k in there])!=checksums[there]]
 
 def raise_missing(
     store:Store, # The store that the values were read from

@@ -196,13 +196,6 @@ class ShardIndex:
 # sample. Members have neither a time nor an owner, so the same samples give the same file. A number whose field other
 # tools do not know is stored as JSON (`score.f4.json`), which WebDataset and `datasets` decode.
 
-def member(
-    name:str, # Name of the member
-    b:bytes, # Its content
-)->bytes: # A header and the content, padded to a multiple of 512 bytes
-    "One member of a tar, as its bytes"
-    return b''.join((_header(name, len(b)), b, bytes(-len(b)%512)))
-
 def _header(name, size):
     """The header, `bytes`, of a member of `size` bytes, in the ustar format
 
