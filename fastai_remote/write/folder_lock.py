@@ -182,17 +182,13 @@ class FolderLock:
                 self.check()
                 raise
 
-    def close(self,
-        clean_up=None # Called without arguments before the release, unless the lock was lost
-    ):
+    def close(self):
         "Releases the lock; errors of the storage are ignored, since the lease will end"
         self.stop.set()
         held_locks.discard(self.token)
         try:
             with self.exclusive():
-                if self._is_holder():
-                    if clean_up: clean_up()
-                    self.storage.remove([LOCK_FILE])
+                if self._is_holder(): self.storage.remove([LOCK_FILE])
                 if self.storage.local: os.rmdir(self.storage.path('.ingest'))
         except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 

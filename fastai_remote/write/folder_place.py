@@ -49,10 +49,8 @@ class FolderPlace(Place):
         self.lock.take(self.progress)
 
     def close(self):
-        """Releases the lock; in a folder of this machine, removes files that workers had begun and not published
-
-        Nothing is removed if the lock was lost. Errors of the storage are ignored."""
-        self.lock.close(clean_up=self._remove_begun if self.storage.local else None)
+        "Releases the lock; errors of the storage are ignored"
+        self.lock.close()
         if self.storage.local:
             with suppress(OSError): os.rmdir(self.hidden.path())   # raised if it is not there, or not empty
 
@@ -178,9 +176,6 @@ class FolderPlace(Place):
         "Yields `(folder, names of files that a process has begun and not published)`"
         for storage,names in ((self.storage, self.storage.names()), (self.hidden, self.hidden.files())):
             yield storage,[name for name in names if PART_FILE.match(name)]
-
-    def _remove_begun(self):
-        for storage,names in self._begun(): storage.remove(names)
 
     def drop_plan(self):
         dataset = self.committed()

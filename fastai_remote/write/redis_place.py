@@ -23,7 +23,7 @@ from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of
 from .base import check_name, chunk_count, Place, ServerRestarted
 from .redis_lock import RedisLock
-from .redis_state import IngestKeys, INGESTS_KEY, read_sealed, state_keys, value_keys, with_checks
+from .redis_state import IngestKeys, INGESTS_KEY, state_keys, value_keys, with_checks
 
 # --- Lock, plan and manifest
 
@@ -57,8 +57,10 @@ class RedisPlace(Place):
     def plan(self):
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if not stored: return None
-        return read_sealed(stored, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
-                                   f'({self.how_to_abandon} drops it)')
+        try: return unseal(stored)
+        except ValueError as e:
+            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, {e}: '
+                                f'it is damaged; {self.how_to_abandon} drops it') from None
 
     def committed(self,
         accept_damage:bool=False, # Is a damaged manifest as good as none?

@@ -24,7 +24,7 @@ Docs: page `write/redis_state`"""
 import numpy as np
 import redis
 
-from ..core import CorruptSample, packed_crcs, parse_json, unseal
+from ..core import packed_crcs, parse_json, unseal
 from ..store.redis import home_of
 from ..store.redis_layout import element_dtype, KEY_BITS
 from .base import chunk_count
@@ -136,14 +136,6 @@ def packed_writes(
     return commands
 
 # --- Checksums of the state
-
-def read_sealed(
-    stored:bytes, # What `seal` returned
-    where:str # What it is and where it is stored, for the message
-)->dict:
-    "Returns the dict of which `seal` made JSON; raises `CorruptSample` if it is damaged"
-    try: return unseal(stored)
-    except ValueError as e: raise CorruptSample(f'{where} {e}: it is damaged') from None
 
 def parse_record(
     chunk:int, # Number of the chunk
