@@ -17,8 +17,7 @@ Docs: page `store/bounded`"""
 #
 # Chained URLs such as `simplecache::https://…` have a deadline, and no limit of bytes.
 
-import contextvars, functools, inspect, logging, os, re, weakref
-from contextlib import contextmanager
+import functools, inspect, logging, os, re, weakref
 
 import fsspec
 
@@ -33,17 +32,6 @@ from .connection import call_in_thread, DeadlinePassed
 
 MAX_FILE = 1<<30   # bytes of a file that is read at once, such as an index, unless a smaller limit is given
 
-_whole_limit = contextvars.ContextVar('whole_limit', default=None)
-
-@contextmanager
-def whole_limit(
-    limit:int # Bytes; `None` for `MAX_FILE`
-):
-    "Context manager: the most bytes of a file that a call in the block reads as a whole, over HTTP or from S3"
-    token = _whole_limit.set(limit)
-    try: yield
-    finally: _whole_limit.reset(token)
-
 class UnusableAnswer(Exception):
     "The answer of a server has too many bytes, or others than were asked for, or does not say which it has"
 
@@ -56,14 +44,13 @@ def bytes_to_read(
     content_range:str|None, # Its header `Content-Range`
     length:int|None, # Its header `Content-Length`
 )->int:
-    """The most bytes that the body of an answer may have; for a whole file, this is always that of `whole_limit`
+    """The most bytes that the body of an answer may have; for a whole file, or a listing, this is always `MAX_FILE`
 
     Raises `UnusableAnswer` unless the headers show that the answer has only bytes that were asked for, and if a whole
     file has more than the limit; `ShortAnswer` if it lacks bytes that the file has."""
     if not asked:
-        limit = _whole_limit.get() or MAX_FILE
-        if length is None or length<=limit: return limit
-        raise UnusableAnswer(f'a file of {length:,} bytes, more than {limit:,} bytes')
+        if length is None or length<=MAX_FILE: return MAX_FILE
+        raise UnusableAnswer(f'an answer of {length:,} bytes, more than {MAX_FILE:,} bytes')
     first,last = map(int, re.fullmatch(r'bytes=(\d+)-(\d+)', asked).groups())
     what = f'asked for bytes {first} to {last}'
     if content_range:
@@ -248,7 +235,7 @@ os.register_at_fork(after_in_child=_keep_inherited_clients)
 def is_limited(
     url:str # The URL of a folder
 )->bool:
-    "Does `open_folder` return a file system that limits whole files by itself, as `whole_limit` says?"
+    "Does `open_folder` return a file system whose answers are limited, as `bytes_to_read` says?"
     return bool(is_http(url) or _is_s3(url))
 
 def opens_at_once(

@@ -59,8 +59,8 @@ class RedisPlace(Place):
         if not stored: return None
         try: return unseal(stored)
         except ValueError as e:
-            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, {e}: '
-                                f'it is damaged; {self.how_to_abandon} drops it') from None
+            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
+                                f'({self.how_to_abandon} drops it) {e}: it is damaged') from None
 
     def committed(self,
         accept_damage:bool=False, # Is a damaged manifest as good as none?
