@@ -8,8 +8,8 @@ Docs: page `store/bounded`"""
 #
 # - **HTTP and S3.** At most the requested bytes are read. An answer to a request for a range must say in
 #   `Content-Range` which bytes it has, and these must be the requested ones. Some servers ignore the header `Range` and
-#   send the whole file: this is right only if the whole file is what was asked for. Whole files are limited to
-#   `MAX_FILE`, 1 GiB.
+#   send the whole file: this is right only if the whole file is what was asked for. A file that is read as a whole, and
+#   a listing, have at most `MAX_FILE` bytes, 1 GiB.
 # - **Redirects over HTTP.** A server may send the client to another host. Headers, cookies and passwords do not go
 #   there.
 # - **Every file system.** A call ends at its deadline. Calls of asynchronous file systems, such as HTTP and S3, are
@@ -254,23 +254,19 @@ def open_folder(
     """The file system of `url`, and what it calls this folder
 
     Raises `ImportError` if a library is missing, `ValueError` or `TypeError` for options that do not exist."""
-    client,root = _open_folder(url, options, timeout)
-    _clients[id(client)] = client
-    return client,root
-
-def _open_folder(url, options, timeout):
-    "As `open_folder`, but the client is not kept in `_clients`"
     options = SecretOptions({**options, 'skip_instance_cache':True, 'use_listings_cache':False})
     if 'http' in url: logging.getLogger('fsspec.http').addFilter(_hide_in_log)
     try:
         if is_http(url): options = _http_options(options, timeout)
-        if not _is_s3(url): return fsspec.core.url_to_fs(url, **options)
-        kind = _limited_s3()
-        options = _s3_options(options, timeout)
-        client = kind(**{**kind._get_kwargs_from_urls(url), **options})
+        if _is_s3(url):
+            kind = _limited_s3()
+            client = kind(**{**kind._get_kwargs_from_urls(url), **_s3_options(options, timeout)})
+            client.retries = 1   # the caller repeats, with one deadline for all attempts
+            root = kind._strip_protocol(url)
+        else: client,root = fsspec.core.url_to_fs(url, **options)
     except ImportError as e: raise ImportError(f"{e}{'; pip install s3fs' if _is_s3(url) else ''}") from e
-    client.retries = 1   # the caller repeats, with one deadline for all attempts
-    return client,kind._strip_protocol(url)
+    _clients[id(client)] = client
+    return client,root
 
 # --- Deadlines
 
