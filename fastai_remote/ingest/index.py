@@ -245,7 +245,7 @@ def index_shard(
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
                   notes=dict(found.notes+left_out), stamp=file.stamp,
                   counts={field:list(counts.items()) for field,counts in found.counts.items()})
-    index = columns.pack(file.crc, dict(record, failures=failures, plan=fields))
+    index = columns.pack(dict(record, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed

@@ -45,7 +45,6 @@ def _pack_keys(keys):
 def pack_index(
     columns:dict, # `{column: array}`, all of the same length
     labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
-    shard:int=None, # Checksum of the shard; default: not known
     keys:list=None, # Keys of the samples, `str`; default: they are not stored
     n:int=None, # Number of samples; default: the length of the columns
     record:dict=None, # What `ShardIndex.record` returns; anything that JSON can represent
@@ -65,7 +64,7 @@ def pack_index(
         key_entries = {_KEY_BYTES:[append(np.frombuffer(content, 'u1')), len(content)],
                        _KEY_ENDS:[append(ends), len(ends)]}
     body = b''.join(parts)
-    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, shard=shard, **key_entries)
+    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, **key_entries)
     if record is not None: header['record'] = _pack(json.dumps(record).encode())
     header = json.dumps(header, ensure_ascii=False, separators=(',',':')).encode()
     header += b' '*(-(len(INDEX_MAGIC)+4+len(header))%8)
@@ -99,8 +98,7 @@ class ShardIndex:
         if header['format']>_FORMAT:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
                                     f'this version reads up to {_FORMAT}: upgrade fastai_remote')
-        self.n,self.labels,self.shard = header['n'],header['labels'],header.get('shard')
-        if not isinstance(self.shard, (int,type(None))): raise ValueError('no checksum of the shard')
+        self.n,self.labels = header['n'],header['labels']
         self.start = start+length
         self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
                         for name,dtype,offset in header['columns']}
@@ -260,8 +258,7 @@ class IndexColumns:
         self.n += 1
 
     def pack(self,
-        shard:int=None, # Checksum of the shard
-        record:dict=None, # As in `pack_index`
+        record:dict=None # As in `pack_index`
     )->bytes:
         "The content of the index file; fields that no sample has are left out"
         columns = {}
@@ -277,8 +274,7 @@ class IndexColumns:
                 is_present = np.ones(self.n, np.uint8)
                 is_present[_as_numpy(self.absent[field])] = 0
                 columns[f'{field}?'] = is_present
-        return pack_index(columns, {field:list(codes) for field,codes in self.labels.items()}, shard, self.keys, self.n,
-                          record)
+        return pack_index(columns, {field:list(codes) for field,codes in self.labels.items()}, self.keys, self.n, record)
 
 def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
 

@@ -155,10 +155,8 @@ class FolderLock:
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
         "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
-        try: holder = unseal(self.storage.read(LOCK_FILE))
+        try: return unseal(self.storage.read(LOCK_FILE))
         except (FileNotFoundError,ValueError): return None
-        is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
-        return holder if is_whole and isinstance(holder.get('time'), (int,float)) else None
 
     def _is_holder(self): return (self.holder() or {}).get('id')==self.token
 

@@ -213,7 +213,7 @@ class ShardWriter(Writer):
                 return
             with self.stack.pop_all():   # publishes the shard; turns an error of the disk into `StoreFull`
                 shard.close()
-                index = shard.columns.pack(shard.crc)
+                index = shard.columns.pack()
                 self.hidden.write(index_name(self.shard_name), index)   # first: a shard with an index is one of ours
         self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, crc32(index),
                             0])
