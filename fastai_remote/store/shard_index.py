@@ -274,7 +274,8 @@ class IndexColumns:
                 is_present = np.ones(self.n, np.uint8)
                 is_present[_as_numpy(self.absent[field])] = 0
                 columns[f'{field}?'] = is_present
-        return pack_index(columns, {field:list(codes) for field,codes in self.labels.items()}, self.keys, self.n, record)
+        labels = {field:list(codes) for field,codes in self.labels.items()}
+        return pack_index(columns, labels, self.keys, self.n, record)
 
 def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
 
