@@ -165,12 +165,12 @@ def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     """Write, in parallel, the chunks that have no record, and count them in `report`
 
     `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`, and `progress` as in
-    `with_progress`. Raises what `_count_results`, `job.chunks` and the workers raise."""
+    `_with_progress`. Raises what `_count_results`, `job.chunks` and the workers raise."""
     n_chunks = job.n_chunks(marks)
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
         records = _count_results(results, job, writer, limit, report)
-        for _ in with_progress(records, progress, n_chunks, report): pass
+        for _ in _with_progress(records, progress, n_chunks, report): pass
 
 def _count_results(results, job, writer, limit, report):
     """Yield the records from the iterator `results` as they come, and count them in `report`
@@ -187,13 +187,10 @@ def _count_results(results, job, writer, limit, report):
         run = record.get('run')
         yield record
 
-def with_progress(
-    records, # Iterable of the records of chunks
-    progress, # As in `IngestOptions`; or a function with the parameters of `show_progress`
-    total:int, # How many records there are; `None` if nobody knows
-    report:IngestReport # Counts the samples
-):
-    "Return an iterable of `records` which shows progress if `progress` asks for it"
+def _with_progress(records, progress, total, report):
+    """Return an iterable of `records` which shows progress if `progress` asks for it
+
+    `progress` is as in `IngestOptions`, or a function with the parameters of `show_progress`, like `total`."""
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     if not progress: return records
     return (progress if callable(progress) else show_progress)(records, total, report)

@@ -51,10 +51,9 @@ class _StoredFile:
     def __init__(self,
         storage:Storage, # The folder that has the file
         name:str, # Name of the file, which may be compressed
-        part:int=1<<22, # Bytes per request at most
         parallel:int=4, # Requests at the same time
     ):
-        self.storage,self.name,self.part,self.parallel = storage,name,part,parallel
+        self.storage,self.name,self.parallel = storage,name,parallel
         self.crc,self.size = 0,0   # checksum and number of the bytes that were read
         if storage.local: os.close(open_regular(storage.path(name)))
         # The size is asked for, because a short answer may end where a member ends, and would look complete.
@@ -66,7 +65,7 @@ class _StoredFile:
 
     def _pieces(self):
         "Yields the bytes of the file in pieces, and adds them to `crc` and `size`"
-        for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
+        for data in self.storage.parts(self.name, self.total, self.parallel, 1<<22):
             self.crc,self.size = crc32(data or b'', self.crc),self.size+len(data or b'')
             if data: yield data
         if self.size<self.total:
@@ -246,7 +245,7 @@ def index_shard(
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
                   notes=dict(found.notes+left_out), stamp=file.stamp,
                   counts={field:list(counts.items()) for field,counts in found.counts.items()})
-    index = columns.pack(file.crc, dict(record, failures=failures, plan=fields))
+    index = columns.pack(dict(record, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
@@ -426,11 +425,7 @@ class _KnownShards:
 
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
-        shard,table = self.positions.get(name),getattr(self, 'table', None)
-        if shard is None: return None
-        kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
-        counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
-        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first, table.stamp_of(shard)]
+        return self.table.row(self.positions[name]) if name in self.positions else None
 
 # %% ../../nbs/ingest/11_index.ipynb #9443aedd
 @patch

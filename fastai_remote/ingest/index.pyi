@@ -11,14 +11,13 @@ class _StoredFile:
     content: Any
     storage: Any
     name: Any
-    part: Any
     parallel: Any
     crc: Any
     size: Any
     total: Any
     stamp: Any
 
-    def __init__(self, storage: Storage, name: str, part: int=1 << 22, parallel: int=4):
+    def __init__(self, storage: Storage, name: str, parallel: int=4):
         ...
 
     def _pieces(self):

@@ -23,7 +23,7 @@ from typing import Self
 
 from .copy import copy_store, map_store, resize_store
 from .partitions import PartitionWriter
-from .revise import append_samples, edit_samples, remove_fields, write_fields
+from .revise import RevisionOps
 from .verify import verify_store
 from ..store.address import concealed
 from ..store.base import MemoryReader, new_store, Store
@@ -32,10 +32,8 @@ from ..store.redis_keys import RedisKeysReader
 from ..store.redis_link import as_link, RedisLink
 from ..store.shard_index import INDEX_FOLDER
 from ..store.shards import ShardReader
-from ..store.storage import Storage
+from ..store.storage import as_storage, Storage
 from ..store.tiered import TieredReader
-from ..write.base import drop_before
-from ..write.revision import Change
 from ..write.redis_admin import rename_dataset, unfinished_ingests
 from ..write.redis import RedisWriter
 from ..write.redis_place import RedisPlace
@@ -44,25 +42,13 @@ from ..write.shards_admin import abandon_shards, delete_shards, unfinished_shard
 
 # --- DatasetOps
 
-class DatasetOps:
+class DatasetOps(RevisionOps):
     """The methods of a store that copy, change and verify its dataset
 
     A store is a class of these methods and of a reader, `class RedisStore(DatasetOps, RedisReader)`. A dataset that can
     be changed also has `reviser`, which makes what writes a new version, and `reopened`, which opens it."""
     reader_class:type = None # The class that pickles name, and that workers read with; default: that of the store
-    for_users = ('add_fields','add_losses','append','clean','copy','drop_fields','edit','map','report','resize','show',
-                 'verify','view')
-
-    def reviser(self,
-        change # A `Change`
-    ): # A `Writer`
-        "What writes a new version of this dataset; by default, raises `TypeError`, as the dataset cannot be changed"
-        raise TypeError(f'{self.name}: a {type(self).__name__} cannot be changed; store.copy or store.map writes a new '
-                        'dataset')
-
-    def reopened(self)->Self:
-        "The version that is there now, a store of the same class"
-        raise NotImplementedError
+    for_users = 'add_losses','copy','map','report','resize','show','verify','view'
 
     @property
     def python(self)->str:
@@ -115,71 +101,6 @@ class DatasetOps:
         "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
         url,kwargs = concealed(url),concealed(kwargs)
         return _opened(copy_store(self, url, name, **kwargs), kwargs.get('progress'))
-
-    # --- New versions
-
-    # What is there is not written again. revise describes how.
-
-    def append(self,
-        source, # As `to_redis` takes it; with the fields of this dataset, and with its splits, if it has any
-        fn=None, # `fn(sample)` -> sample, run in the workers
-        again:bool=False, # Append samples from a source that was appended before?
-        **kwargs # `num_workers`, `shuffle`, `seed`, `chunk`, `progress` and `max_failed`, as for `to_redis`
-    )->Self: # The new version
-        """Add samples, each at the end of its split; what is there is not written again
-
-        Labels that are new get the next codes, so that those of a trained model stay the same. The new version becomes
-        visible at once, when all is written. An interrupted call is continued by the same call. Stores that were opened
-        before go on with the samples that they had. Raises `ValueError` if fields or splits do not fit, `StoreExists`
-        if the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are
-        recognised; generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
-        return append_samples(self, source, fn, again, **kwargs)
-
-    def edit(self,
-        drop=(), # Numbers of samples to remove
-        set:dict=None, # `{field: {sample number: new value}}`
-        # `progress(done, of)` is called as new values are encoded and written; if it raises an error, nothing changes
-        progress=None
-    )->Self: # The new version
-        """Remove samples, and change values of others, by the numbers that they have now
-
-        What has not changed is not written again. The samples behind one that is removed move up. Labels that are new
-        get the next codes. If images of a field change, the new version has no `stats` of this field, and none at all
-        if samples are removed: `copy` writes a dataset that has them. The new version becomes visible at once. Stores
-        that were opened before go on with the earlier values, which stay until the next version, or until `clean`. If
-        there is nothing to do, returns this store. Raises `IndexError` for a sample that does not exist,
-        `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample is to be removed
-        and changed, or none would be left."""
-        return edit_samples(self, drop, set, progress)
-
-    def add_fields(self,
-        # `fn(sample)` -> `{new field: value}`, run in the workers on every sample, as in `map`; or `{new field: array
-        # or list}`, with a value for each sample
-        fn,
-        fields:list=None, # Fields that the function `fn` gets; default: all
-        replace:bool=False, # Replace fields of the same names? Their values are freed at once, as by `drop_fields`
-        **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
-    )->Self: # The new version
-        """Add fields to all samples, such as predictions, embeddings, or the images in another size
-
-        The new version becomes visible at once, when all is written; stores that were opened before go on as they are.
-        An interrupted call is continued by the same call. Each sample needs a value: if `fn` fails for one,
-        `IngestError` is raised, and nothing has changed. Raises `ValueError` if there are fields of these names that
-        are not to be replaced, or not one value for each sample, `UnknownField` for names in `fields` that do not
-        exist, and what `to_redis` raises."""
-        return write_fields(self, fn, fields, replace=replace, **kwargs)
-
-    def drop_fields(self,
-        *fields # Names
-    )->Self: # The new version
-        "Remove fields from all samples, at once; raises `UnknownField`, and `ValueError` if none would be left"
-        return remove_fields(self, list(fields))
-
-    def clean(self):
-        """Free what only the version before this one uses, now, and not when the next version is published
-
-        Stores that were opened before raise `StoreNotFound` then. Raises `StoreBusy`, `StoreNotFound`."""
-        drop_before(self.reviser(Change()))
 
     def verify(self,
         num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
@@ -291,7 +212,7 @@ class RedisStore(DatasetOps, RedisReader):
     )->list: # Of dicts: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
         "Ingests that have not been committed: run the same call again to finish one, or `abandon` it"
         url = concealed(url)
-        return unfinished_ingests(url)
+        return unfinished_ingests(as_link(url))
 
     @classmethod
     def abandon(cls,
@@ -373,7 +294,7 @@ class ShardStore(DatasetOps, ShardReader):
 
         Raises `StoreNotFound` if there is neither, and `StoreBusy`."""
         url,storage_options = concealed(url),concealed(storage_options)
-        delete_shards(url, storage_options)
+        delete_shards(as_storage(url, storage_options=storage_options))
 
     @classmethod
     def abandon(cls,
@@ -384,7 +305,7 @@ class ShardStore(DatasetOps, ShardReader):
 
         Raises `StoreNotFound`, `StoreBusy`."""
         url,storage_options = concealed(url),concealed(storage_options)
-        abandon_shards(url, storage_options)
+        abandon_shards(as_storage(url, storage_options=storage_options))
 
     @classmethod
     def unfinished(cls,
@@ -394,7 +315,7 @@ class ShardStore(DatasetOps, ShardReader):
     )->list:
         "List the ingest that has not been committed, if there is one: the same call finishes it, or `abandon` drops it"
         url,storage_options = concealed(url),concealed(storage_options)
-        return unfinished_shards(url, storage_options)
+        return unfinished_shards(as_storage(url, storage_options=storage_options))
 
 # --- The other stores
 

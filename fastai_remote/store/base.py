@@ -43,6 +43,7 @@ class Store:
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
     not_read = '' # What `repr` shows while the manifest has not been read, as it must not use the network
+    place_rows = {} # `{title: text}`: what Jupyter shows of the place of the dataset
     more_rows = {} # `{title: text}`: what Jupyter shows of this store besides its dataset
     why_missing = 'was it deleted?' # The likely cause of a missing value, for error messages
     # Names that Tab completes on a store, besides those of its other classes and those that a user's subclass defines
@@ -191,13 +192,7 @@ def _read_checked(store, numbers, fields, checksums):
     values = store.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
     for name in checksums:
         field,expected = name.removesuffix('.crc'),values[name] if name in fields else values.pop(name)
-        if not isinstance(values[field], list) or None not in values[field]:
-            store.compare_checksums(numbers, field, values, expected)
-            continue
-        at = [k for k,value in enumerate(values[field]) if value is not None]
-        present = {field:[values[field][k] for k in at]}
-        store.compare_checksums(numbers[at], field, present, np.array([expected[k] for k in at], np.uint32))
-        for k,value in zip(at, present[field]): values[field][k] = value   # a damaged one may have been read again
+        store.compare_checksums(numbers, field, values, expected)
     return values
 
 def _picked(store, numbers, field, names, is_optional, values, decode):
@@ -217,12 +212,14 @@ def _picked(store, numbers, field, names, is_optional, values, decode):
 # %% ../../nbs/store/01_base.ipynb #72e48ece
 def mismatches(
     numbers:np.ndarray, # Sample numbers, shape (n,)
-    values, # Their values: a list of `bytes`, or an array
+    values, # Their values: a list of `bytes`, and `None` for samples without a value; or an array
     checksums:np.ndarray # The stored checksums, uint32, shape (n,)
 )->np.ndarray: # Positions in `numbers`
     "Positions of the values that do not match their checksums"
-    found = crc32s(values) if isinstance(values, list) else packed_crcs(values, numbers)
-    return np.flatnonzero(found!=checksums)
+    if not isinstance(values, list): return np.flatnonzero(packed_crcs(values, numbers)!=checksums)
+    if None not in values: return np.flatnonzero(crc32s(values)!=checksums)
+    there = np.flatnonzero([value is not None for value in values])
+    return there[crc32s([values[k] for k in there])!=checksums[there]]
 
 def raise_missing(
     store:Store, # The store that the values were read from
@@ -318,7 +315,7 @@ def _repr_html_(self:Store):
     rows['encoded'] = size_str(manifest.nbytes)
     rows |= {f'{f} images':image_sizes_str(stats) for f,stats in manifest.stats.items()}
     rows |= {'left out':f'{manifest.failed:,}' if manifest.failed else '', 'created':manifest.created}
-    return html_table(self.name, {**self.more_rows, **rows})
+    return html_table(self.name, {**self.place_rows, **self.more_rows, **rows})
 
 # %% ../../nbs/store/01_base.ipynb #250917e3
 class MemoryReader(Store):

@@ -17,6 +17,7 @@ class Store:
     manifest: Manifest
     shards: Any
     not_read: Any
+    place_rows: Any
     more_rows: Any
     why_missing: Any
     for_users: Any

@@ -8,8 +8,8 @@ Docs: page `store/bounded`"""
 #
 # - **HTTP and S3.** At most the requested bytes are read. An answer to a request for a range must say in
 #   `Content-Range` which bytes it has, and these must be the requested ones. Some servers ignore the header `Range` and
-#   send the whole file: this is right only if the whole file is what was asked for. Whole files are limited to
-#   `MAX_FILE`, 1 GiB.
+#   send the whole file: this is right only if the whole file is what was asked for. A file that is read as a whole, and
+#   a listing, have at most `MAX_FILE` bytes, 1 GiB.
 # - **Redirects over HTTP.** A server may send the client to another host. Headers, cookies and passwords do not go
 #   there.
 # - **Every file system.** A call ends at its deadline. Calls of asynchronous file systems, such as HTTP and S3, are
@@ -17,8 +17,7 @@ Docs: page `store/bounded`"""
 #
 # Chained URLs such as `simplecache::https://…` have a deadline, and no limit of bytes.
 
-import contextvars, functools, inspect, logging, os, re, weakref
-from contextlib import contextmanager
+import functools, inspect, logging, os, re, weakref
 
 import fsspec
 
@@ -33,17 +32,6 @@ from .connection import call_in_thread, DeadlinePassed
 
 MAX_FILE = 1<<30   # bytes of a file that is read at once, such as an index, unless a smaller limit is given
 
-_whole_limit = contextvars.ContextVar('whole_limit', default=None)
-
-@contextmanager
-def whole_limit(
-    limit:int # Bytes; `None` for `MAX_FILE`
-):
-    "Context manager: the most bytes of a file that a call in the block reads as a whole, over HTTP or from S3"
-    token = _whole_limit.set(limit)
-    try: yield
-    finally: _whole_limit.reset(token)
-
 class UnusableAnswer(Exception):
     "The answer of a server has too many bytes, or others than were asked for, or does not say which it has"
 
@@ -56,14 +44,13 @@ def bytes_to_read(
     content_range:str|None, # Its header `Content-Range`
     length:int|None, # Its header `Content-Length`
 )->int:
-    """The most bytes that the body of an answer may have; for a whole file, this is always that of `whole_limit`
+    """The most bytes that the body of an answer may have; for a whole file, or a listing, this is always `MAX_FILE`
 
     Raises `UnusableAnswer` unless the headers show that the answer has only bytes that were asked for, and if a whole
     file has more than the limit; `ShortAnswer` if it lacks bytes that the file has."""
     if not asked:
-        limit = _whole_limit.get() or MAX_FILE
-        if length is None or length<=limit: return limit
-        raise UnusableAnswer(f'a file of {length:,} bytes, more than {limit:,} bytes')
+        if length is None or length<=MAX_FILE: return MAX_FILE
+        raise UnusableAnswer(f'an answer of {length:,} bytes, more than {MAX_FILE:,} bytes')
     first,last = map(int, re.fullmatch(r'bytes=(\d+)-(\d+)', asked).groups())
     what = f'asked for bytes {first} to {last}'
     if content_range:
@@ -248,7 +235,7 @@ os.register_at_fork(after_in_child=_keep_inherited_clients)
 def is_limited(
     url:str # The URL of a folder
 )->bool:
-    "Does `open_folder` return a file system that limits whole files by itself, as `whole_limit` says?"
+    "Does `open_folder` return a file system whose answers are limited, as `bytes_to_read` says?"
     return bool(is_http(url) or _is_s3(url))
 
 def opens_at_once(
@@ -267,23 +254,19 @@ def open_folder(
     """The file system of `url`, and what it calls this folder
 
     Raises `ImportError` if a library is missing, `ValueError` or `TypeError` for options that do not exist."""
-    client,root = _open_folder(url, options, timeout)
-    _clients[id(client)] = client
-    return client,root
-
-def _open_folder(url, options, timeout):
-    "As `open_folder`, but the client is not kept in `_clients`"
     options = SecretOptions({**options, 'skip_instance_cache':True, 'use_listings_cache':False})
     if 'http' in url: logging.getLogger('fsspec.http').addFilter(_hide_in_log)
     try:
         if is_http(url): options = _http_options(options, timeout)
-        if not _is_s3(url): return fsspec.core.url_to_fs(url, **options)
-        kind = _limited_s3()
-        options = _s3_options(options, timeout)
-        client = kind(**{**kind._get_kwargs_from_urls(url), **options})
+        if _is_s3(url):
+            kind = _limited_s3()
+            client = kind(**{**kind._get_kwargs_from_urls(url), **_s3_options(options, timeout)})
+            client.retries = 1   # the caller repeats, with one deadline for all attempts
+            root = kind._strip_protocol(url)
+        else: client,root = fsspec.core.url_to_fs(url, **options)
     except ImportError as e: raise ImportError(f"{e}{'; pip install s3fs' if _is_s3(url) else ''}") from e
-    client.retries = 1   # the caller repeats, with one deadline for all attempts
-    return client,kind._strip_protocol(url)
+    _clients[id(client)] = client
+    return client,root
 
 # --- Deadlines
 

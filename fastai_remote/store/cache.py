@@ -12,7 +12,7 @@ Docs: page `store/cache`"""
 # read to its end, as on all disks of Linux and macOS. It takes space until it is closed, so the upper size is a soft
 # limit: it holds for the files that have a name, and the disk needs room for those that are open in addition.
 
-import errno, fcntl, io, math, os, shutil, stat, threading, time, warnings
+import errno, fcntl, io, math, os, shutil, stat, time, warnings
 from contextlib import contextmanager, suppress
 
 from ..core import size_str
@@ -21,38 +21,23 @@ from .connection import Opener
 # --- Locks
 
 # All locks are `flock`s. There is one for the folder, and one for each part, a file that is being written. A lock
-# belongs to an open file, so threads exclude each other as processes do: each opens the file for itself. A forked child
-# inherits copies of the open files, and could keep a lock for longer than its parent lives. So the first thing that a
-# child does is to close its copies of the files in `_held`.
-
-_held = set() # Descriptors of the files that this process has opened in order to lock them
-_forking = threading.Lock() # No file is opened for locking while another thread forks
-
-def _close_in_child():
-    for fd in _held: os.close(fd)
-    _held.clear()
-    _forking.release()
-
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
+# belongs to an open file, so threads exclude each other as processes do: each opens the file for itself.
 
 @contextmanager
 def _opened(path):
     """Context manager: the descriptor of `path`, opened in order to lock it, and closed at the end
 
     The file is made if it does not exist, and so is its folder, which then belongs to its owner only. Files have the
-    permissions of their folder. A child that is forked in the block does not have the file open."""
+    permissions of their folder."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     mode = os.stat(folder).st_mode&0o666|0o600
-    with _forking:
-        fd = os.open(path, os.O_RDWR|os.O_CREAT|os.O_NOFOLLOW|os.O_NONBLOCK, mode)   # a pipe is not waited for
-        _held.add(fd)
+    fd = os.open(path, os.O_RDWR|os.O_CREAT|os.O_NOFOLLOW|os.O_NONBLOCK, mode)   # a pipe is not waited for
     try: yield fd
     finally:
-        with _forking:
-            if fd in _held:
-                _held.discard(fd)
-                os.close(fd)
+        # `close` is not enough: a process that was forked meanwhile has the file open, too
+        with suppress(OSError): fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 def _is_same(fd, path):
     "Is `path` still the file that is open as `fd`?"
@@ -80,8 +65,7 @@ def _part(path):
             if not is_ours: fcntl.flock(fd, fcntl.LOCK_SH)
             yield fd if is_ours else None
         finally:
-            # `fd` is not in `_held` in a child that is forked in the block
-            if is_ours and fd in _held and _is_same(fd, path): _remove(path)
+            if is_ours and _is_same(fd, path): _remove(path)
 
 def _remove(path):
     "Remove a file. Returns whether it is gone: one of another user may stay"

@@ -1,7 +1,7 @@
 """What connections have in common: repeated calls, and objects that are recreated in another process
 
 Docs: page `store/connection`"""
-import hashlib, math, random, threading, uuid
+import math, random, threading, uuid
 from numbers import Real
 
 from ..clock import monotonic, sleep, wait
@@ -18,13 +18,7 @@ from .address import hide, Secret, SecretOptions, without_secrets
 # An argument that is an `Opener` itself is called first. `RedisStore.opener()` uses this: one of its arguments is the
 # opener of its connection.
 
-_opened = {}   # `{function: (key, object)}`: what openers have made in this process
-
-def _content(value):
-    "`value`, an argument of an `Opener`, as a text, with secrets; another `Opener` by its key"
-    if isinstance(value, Opener): return repr(value.key())
-    if isinstance(value, dict): return f"{{{', '.join(f'{k!r}: {_content(v)}' for k,v in value.items())}}}"
-    return repr(str(value) if isinstance(value, str) else value)
+_opened = {}   # `{function: (Opener, object)}`: what openers have made in this process
 
 class Opener:
     """Recreates an object in any process: pickle it, send it to a worker, and call it there
@@ -38,11 +32,9 @@ class Opener:
         **state # Arguments of `function`; an argument that is an `Opener` is called in the worker
     ): self.function,self.name,self.state,self.mark = function,name,SecretOptions(state),''
 
-    def key(self)->tuple: # The function; sha256 in hex
-        """The function and a checksum of its arguments: equal for openers with the same ones, whatever their names
-
-        Each renewed opener has a key of its own."""
-        return self.function,hashlib.sha256((self.mark+_content(self.state)).encode()).hexdigest()
+    def __eq__(self, other):
+        if not isinstance(other, Opener): return NotImplemented
+        return (self.function,self.state,self.mark)==(other.function,other.state,other.mark)
 
     def renewed(self)->'Opener':
         """An opener of the same object that returns none of those that were made before: each process makes a new one
@@ -57,11 +49,10 @@ class Opener:
         """`function(**state)`, or the object made last in this process, if the arguments were the same
 
         For each function, one object is kept."""
-        key = self.key()
-        made_for,obj = _opened.get(self.function, (None,None))
-        if made_for!=key:
+        made_by,obj = _opened.get(self.function, (None,None))
+        if made_by!=self:
             obj = self.function(**{k:v() if isinstance(v, Opener) else v for k,v in self.state.items()})
-            _opened[self.function] = key,obj
+            _opened[self.function] = self,obj
         return obj
 
     def __repr__(self): return f'Opener({self.function.__name__}, {self.name!r})'

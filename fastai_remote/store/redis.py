@@ -177,12 +177,11 @@ class RedisReader(StoredDataset):
     @property
     def why_missing(self): return _why_gone(self.link)
     @property
+    def place_rows(self): return {'server':self.link.url}
+    @property
     def not_read(self): return f'{self.link.url!r}, {self._name!r}' if self._manifest is None else ''
     def __getstate__(self):
         return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None, _mean_bytes={})
-    def _repr_html_(self):
-        row = f'</th></tr><tr><td>server</td><td>{self.link.url}</td>'
-        return super()._repr_html_().replace('</th>', row, 1)
 
 # %% ../../nbs/store/08_redis.ipynb #7326c14c
 def _open_store(cls, **attributes):

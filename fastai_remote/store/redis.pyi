@@ -74,13 +74,14 @@ class RedisReader(StoredDataset):
         ...
 
     @property
+    def place_rows(self):
+        ...
+
+    @property
     def not_read(self):
         ...
 
     def __getstate__(self):
-        ...
-
-    def _repr_html_(self):
         ...
 
     @classmethod

@@ -101,17 +101,6 @@ _connections = {'redis':_Connection, 'rediss':_TLSConnection, 'unix':_UnixConnec
 # The two commands that read a batch are packed directly, because redis-py's check of each argument takes longer than
 # packing.
 
-def _gets(kind, positions):
-    """The arguments of BITFIELD_RO that read the elements at `positions`: a list of `('GET', type, offset)`
-
-    An offset is '#3' for position 3. Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of these
-    tuples, with offsets in bits, `int`."""
-    if '+' not in kind: return [('GET', kind, f'#{i}') for i in positions]
-    first,second = kind.split('+')
-    width = int(first[1:])
-    size = width+int(second[1:])
-    return [get for i in positions for get in (('GET', first, size*i), ('GET', second, size*i+width))]
-
 class _Packer(redis.connection.HiredisRespSerializer):
     """Packs the two commands that read a batch without redis-py's check of each argument
 
@@ -335,8 +324,8 @@ class _ClusterPool(redis.ConnectionPool):
     Their class is `_TLSConnection` if `connection_class`, which redis-py has chosen by the URL, is one for TLS, else
     `_Connection`."""
     def __init__(self, connection_class=redis.Connection, **kwargs):
-        is_tls = issubclass(connection_class, redis.SSLConnection)
-        super().__init__(connection_class=_connections['rediss' if is_tls else 'redis'], **kwargs)
+        scheme = 'rediss' if issubclass(connection_class, redis.SSLConnection) else 'redis'
+        super().__init__(connection_class=_connections[scheme], command_packer=_packer, **kwargs)
 
 # A key is on another node, or its slot is being moved.
 redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError,
@@ -410,10 +399,8 @@ class ClusterServers(SingleServer):
         """The reply to `command`, whose keys are on another node now, or are being moved; an error is raised
 
         The keys of `MGET` are read one by one, as they may be on different nodes."""
-        name,key,*rest = command
-        if name=='MGET': return [self.client.execute_command('GET', key) for key in command[1:]]
-        if name=='BITFIELD_RO': rest = [argument for get in _gets(*rest) for argument in get]
-        return self.client.execute_command(name, key, *rest)
+        if command[0]=='MGET': return [self.client.execute_command('GET', key) for key in command[1:]]
+        return self.client.execute_command(*command)
 
 def _connect_read_only(connection):
     "Called by redis-py for a new connection: a replica in a cluster answers only after the command READONLY"

@@ -9,7 +9,7 @@ Docs: page `store/shard_check`"""
 import os
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
+from zlib_ng.zlib_ng import crc32, crc32_combine
 
 from ..core import CorruptSample, MissingSample, StoreError
 from .parts import PartRequest
@@ -24,28 +24,8 @@ from .shard_part import read_shards
 # A crc32 answers this without further checksums, because it is linear. If two contents of the same length differ by `d`
 # (an exclusive or), their checksums differ by a value that depends only on `d`. So the differences of the checksums of
 # damaged values, each moved to its place in the file (a multiplication by a power of x), must add up to the difference
-# of the checksum of the whole file. If they do not, other bytes are damaged too.
-
-_POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
-
-def _multiply(a, b):
-    "Product of two polynomials modulo that of crc32, all ints of 32 bits with the lowest power in the highest bit"
-    result = 0
-    for k in range(31, -1, -1):
-        if a>>k&1: result ^= b
-        b = b>>1^(_POLYNOMIAL if b&1 else 0)
-    return result
-
-def moved(
-    diff:int, # Exclusive or of the checksums of two contents of the same length
-    n:int, # Number of bytes that follow both contents
-)->int: # Exclusive or of the checksums of both contents followed by the same `n` bytes
-    "The exclusive or of two crc32 after the same bytes are appended to both contents, as in zlib's `crc32_combine`"
-    power,square = 1<<31,1<<23   # 1, and x^8, which stands for one byte
-    while n:
-        if n&1: power = _multiply(square, power)
-        square,n = _multiply(square, square),n>>1
-    return _multiply(power, diff)
+# of the checksum of the whole file. If they do not, other bytes are damaged too. `crc32_combine` moves a difference: it
+# is that of the checksums of two contents, after the same bytes are appended to both.
 
 # --- All files
 
@@ -149,8 +129,7 @@ def _damage_of_values(part, shard, batch=256):
             places = table.starts[shard]+positions
             got, = read_shards([PartRequest(part, [field,f'{field}.crc'], places, places, slice(None))], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
-                difference = crc32(value)^expected
-                if difference: change ^= moved(difference, int(table.size[shard])-end)
+                change ^= crc32_combine(crc32(value)^expected, 0, int(table.size[shard])-end)
     return change
 
 def _check_copy(part, shard, key, fd, expected):

@@ -4,6 +4,7 @@ Docs: page `store/shard_index`"""
 import base64, codecs, dataclasses, json, re, tarfile, zlib
 from array import array
 from copy import copy
+from functools import partial
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -44,7 +45,6 @@ def _pack_keys(keys):
 def pack_index(
     columns:dict, # `{column: array}`, all of the same length
     labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
-    shard:int=None, # Checksum of the shard; default: not known
     keys:list=None, # Keys of the samples, `str`; default: they are not stored
     n:int=None, # Number of samples; default: the length of the columns
     record:dict=None, # What `ShardIndex.record` returns; anything that JSON can represent
@@ -64,7 +64,7 @@ def pack_index(
         key_entries = {_KEY_BYTES:[append(np.frombuffer(content, 'u1')), len(content)],
                        _KEY_ENDS:[append(ends), len(ends)]}
     body = b''.join(parts)
-    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, shard=shard, **key_entries)
+    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, **key_entries)
     if record is not None: header['record'] = _pack(json.dumps(record).encode())
     header = json.dumps(header, ensure_ascii=False, separators=(',',':')).encode()
     header += b' '*(-(len(INDEX_MAGIC)+4+len(header))%8)
@@ -98,8 +98,7 @@ class ShardIndex:
         if header['format']>_FORMAT:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
                                     f'this version reads up to {_FORMAT}: upgrade fastai_remote')
-        self.n,self.labels,self.shard = header['n'],header['labels'],header.get('shard')
-        if not isinstance(self.shard, (int,type(None))): raise ValueError('no checksum of the shard')
+        self.n,self.labels = header['n'],header['labels']
         self.start = start+length
         self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
                         for name,dtype,offset in header['columns']}
@@ -195,13 +194,6 @@ class ShardIndex:
 # sample. Members have neither a time nor an owner, so the same samples give the same file. A number whose field other
 # tools do not know is stored as JSON (`score.f4.json`), which WebDataset and `datasets` decode.
 
-def member(
-    name:str, # Name of the member
-    b:bytes, # Its content
-)->bytes: # A header and the content, padded to a multiple of 512 bytes
-    "One member of a tar, as its bytes"
-    return b''.join((_header(name, len(b)), b, bytes(-len(b)%512)))
-
 def _header(name, size):
     """The header, `bytes`, of a member of `size` bytes, in the ustar format
 
@@ -266,8 +258,7 @@ class IndexColumns:
         self.n += 1
 
     def pack(self,
-        shard:int=None, # Checksum of the shard
-        record:dict=None, # As in `pack_index`
+        record:dict=None # As in `pack_index`
     )->bytes:
         "The content of the index file; fields that no sample has are left out"
         columns = {}
@@ -283,8 +274,8 @@ class IndexColumns:
                 is_present = np.ones(self.n, np.uint8)
                 is_present[_as_numpy(self.absent[field])] = 0
                 columns[f'{field}?'] = is_present
-        return pack_index(columns, {field:list(codes) for field,codes in self.labels.items()}, shard, self.keys, self.n,
-                          record)
+        labels = {field:list(codes) for field,codes in self.labels.items()}
+        return pack_index(columns, labels, self.keys, self.n, record)
 
 def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
 
@@ -324,63 +315,37 @@ class ShardFile:
 # A compressed shard is decompressed while it is read, in pieces of limited size: a few compressed bytes can stand for
 # gigabytes.
 
-class Unzip:
-    """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
+class Decompressor:
+    """Decompresses a file part by part: call it with the next part, and it yields pieces of limited size
 
-    The file may consist of several gzip members. `bad` is the error if the file is damaged, and nothing more comes
-    then, also if the caller has set it; else it is `None`. A file that is cut off counts as undamaged."""
-    def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
-
-    def __call__(self,
-        b:bytes, # The next part of the file
-        step:int=1<<14, # Compressed bytes decoded at a time
-        most:int=1<<20 # Largest piece to yield, in bytes
-    ): # Iterator of `bytes`
-        "Decompress `b`"
-        try:
-            for k in range(0, len(b), step):
-                if not self.bad: yield from self._step(b[k:k+step], most)
-        except zlib.error as e: self.bad = e
-
-    def _step(self, compressed, most):
-        "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
-        piece = compressed
-        # after a piece of full size, the decoder may hold more
-        while not self.bad and (compressed or len(piece)==most):
-            if self.decoder.eof:
-                compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
-                if not compressed: return
-                self.decoder = zlib.decompressobj(31)
-            piece = self.decoder.decompress(compressed, most)
-            yield piece
-            compressed = self.decoder.unused_data if self.decoder.eof else self.decoder.unconsumed_tail
-
-class Unzstd:
-    """Decompresses a zstd file part by part, as `Unzip` does for gzip, in pieces of up to 32 MiB
-
-    Raises `ImportError` without `zstandard`."""
-    step = 1024   # compressed bytes decoded at a time: they become 32 MiB at most
-    def __init__(self):
-        try: import zstandard
-        except ImportError:
-            raise ImportError('tars that are compressed with zstd need the package zstandard: '
-                              'pip install fastai_remote[zstd]') from None
-        self.new = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj
-        self.decoder,self.error,self.bad = self.new(),zstandard.ZstdError,None
+    The file may consist of several gzip members or zstd frames, one after the other. `bad` is the error if the file is
+    damaged, and nothing more comes then, also if the caller has set it; else it is `None`. A file that is cut off
+    counts as undamaged."""
+    def __init__(self,
+        new, # Returns a decoder of one member or frame, as `zlib.decompressobj`
+        error:type, # What it raises for damage
+        step:int # Compressed bytes that are decoded at a time, so few that they cannot become too many
+    ):
+        self.new,self.error,self.step = new,error,step
+        self.decoder,self.bad = new(),None
 
     def __call__(self,
         data:bytes # The next part of the file
-    ): # Yields pieces of the content
+    ): # Yields pieces of the content, some of them empty
         "Decompress `data`"
         try:
-            while data and not self.bad:
-                if self.decoder.eof:   # a file may contain several frames, one after the other
-                    data = data.lstrip(b'\0')   # zeros at the end are padding
-                    if not data: return
-                    self.decoder = self.new()
-                yield self.decoder.decompress(data[:self.step])
-                data = self.decoder.unused_data+data[self.step:]
+            for k in range(0, len(data), self.step):
+                if not self.bad: yield from self._content(data[k:k+self.step])
         except self.error as e: self.bad = ValueError(str(e))
+
+    def _content(self, compressed):
+        while compressed and not self.bad:
+            if self.decoder.eof:
+                compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
+                if not compressed: return
+                self.decoder = self.new()
+            yield self.decoder.decompress(compressed)
+            compressed = self.decoder.unused_data
 
 COMPRESSIONS = '','gzip','zstd' # How a shard can be compressed; the table of shards has the positions
 
@@ -402,11 +367,18 @@ def compression_of(
 
 def decompressor(
     compression:str # One of `COMPRESSIONS`
-): # Called with each piece of a file, it yields pieces of the content, and then has an attribute `bad`; `None` for ''
-    """A new `Unzip` or `Unzstd`, which decompresses one file piece by piece
+)->Decompressor: # `None` for ''
+    """A new decompressor of one file, whose pieces have at most 32 MiB
 
     Raises `ImportError` for zstd without `zstandard`."""
-    return {'gzip':Unzip, 'zstd':Unzstd}.get(compression, lambda: None)()
+    if not compression: return None
+    if compression=='gzip': return Decompressor(partial(zlib.decompressobj, 31), zlib.error, 1<<12)
+    try: import zstandard
+    except ImportError:
+        raise ImportError('tars that are compressed with zstd need the package zstandard: '
+                          'pip install fastai_remote[zstd]') from None
+    new = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj
+    return Decompressor(new, zstandard.ZstdError, 1<<10)
 
 # --- The table of all shards
 
@@ -451,9 +423,8 @@ class ShardTable:
         crc:np.ndarray, # Checksum of each shard
         idx:np.ndarray, # Bytes of the index of each shard
         icrc:np.ndarray, # Checksum of the index file of each shard
-        raw:np.ndarray=None, # Bytes of each shard when decompressed, if any is compressed
-        # How each shard is compressed, a position in `COMPRESSIONS`; default: with gzip if the name says so, or not
-        kind:np.ndarray=None,
+        raw:np.ndarray=None, # Bytes of each shard when decompressed; default: `size`
+        kind:np.ndarray=None, # How each shard is compressed, a position in `COMPRESSIONS`; default: not at all
         # `version` of `index_name`: `index_shards` does not write over the indices of an earlier dataset; default: 0
         first:np.ndarray=None,
         stamp:np.ndarray=None, # `stamp_number` of each shard when it was indexed; 0, or default: it is not known
@@ -463,10 +434,10 @@ class ShardTable:
         # where each name begins in `text`, and where the next one would begin after the last
         cuts = np.concatenate([[0], newlines+1, [len(self.text)+1]])[:None if len(n) else 1]
         self.cuts = cuts.astype(np.uint32 if len(self.text)<1<<31 else np.int64)
-        def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
+        def as_array(column, dtype): return np.zeros(len(n), dtype) if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
-        self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
-        self.first,self.stamp = as_array(first, 'u4'),as_array(stamp, 'u8')
+        self.raw,self.icrc = as_array(size if raw is None else raw, 'i8'),as_array(icrc, 'u4')
+        self.kind,self.first,self.stamp = as_array(kind, 'u1'),as_array(first, 'u4'),as_array(stamp, 'u8')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -476,19 +447,22 @@ class ShardTable:
         return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
     def index_name(self, s:int)->str:
         "Name of the index file of shard `s`"
-        return index_name(self.name(s), 0 if self.first is None else int(self.first[s]))
+        return index_name(self.name(s), int(self.first[s]))
 
     def stamp_of(self, s:int)->int:
         "The `stamp_number` of shard `s` when it was indexed; 0 if it is not known"
-        return 0 if self.stamp is None else int(self.stamp[s])
+        return int(self.stamp[s])
 
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"
-        return int((self.size if self.raw is None else self.raw)[s])
+        return int(self.raw[s])
     def compression(self, s:int)->str:
         "How shard `s` is compressed, one of `COMPRESSIONS`"
-        if self.kind is not None: return COMPRESSIONS[self.kind[s]]
-        return 'gzip' if self.name(s).endswith(('gz','tgz')) else ''
+        return COMPRESSIONS[self.kind[s]]
+    def row(self, s:int)->list:
+        "The name of shard `s`, and what each column has for it"
+        return [self.name(s), *(int(getattr(self, name)[s]) for name in _COLUMNS)]
+
     def at(self,
         idxs:np.ndarray # Sample numbers, shape (k,)
     )->tuple: # Two arrays of shape (k,)
@@ -506,14 +480,16 @@ class ShardTable:
         return table
 
     def pack(self)->dict:
-        """`{column: text}` for JSON: the columns that there are, compressed and in base64
+        """`{column: text}` for JSON: the columns that have other values than by default, compressed and in base64
 
         Raises `StoreError` for more shards than readers accept, or for names that are too long together."""
         if len(self)>_MAX_SHARDS or len(self.text)>_MAX_NAMES:
             raise StoreError(f'{len(self):,} shards with names of {len(self.text):,} bytes: a dataset has up to '
                              f'{_MAX_SHARDS:,} shards, with names of {_MAX_NAMES:,} bytes in all: make them larger')
         columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
-        return {k:_pack(column) for k,column in columns.items() if column is not None}
+        unused = {k for k in ('kind','first','stamp') if not columns[k].any()}
+        if (self.raw==self.size).all(): unused.add('raw')
+        return {k:_pack(column) for k,column in columns.items() if k not in unused}
 
     @classmethod
     def unpack(cls,
@@ -545,20 +521,8 @@ def joined_tables(
 )->ShardTable:
     "A table of shards that are in several tables"
     names,order = [table.name(shard) for table in tables for shard in range(len(table))],list(order)
-    def column(name):
-        parts = [getattr(table, name) for table in tables]
-        if all(part is None for part in parts): return None
-        filled = [_fill(table, name) if part is None else part for table,part in zip(tables, parts)]
-        return np.concatenate(filled)[order]
-    return ShardTable([names[shard] for shard in order], **{name:column(name) for name in _COLUMNS})
-
-def _fill(table, name):
-    """The array, a value per shard, that stands for column `name` of `_COLUMNS`, which `table` does not have
-
-    Zeros, except for sizes after decompression and kinds of compression, which follow from the rest of the table."""
-    if name=='raw': return table.size
-    if name=='kind': return np.array([COMPRESSIONS.index(table.compression(s)) for s in range(len(table))], 'u1')
-    return np.zeros(len(table), 'u4')
+    columns = {name:np.concatenate([getattr(table, name) for table in tables])[order] for name in _COLUMNS}
+    return ShardTable([names[shard] for shard in order], **columns)
 
 LABELS_KIND = 'fastai_remote labels' # Entry `__kind__` of `labels.json`, by which ours is told from that of other tools
 

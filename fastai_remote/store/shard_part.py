@@ -89,17 +89,6 @@ class ShardPart(Part):
         self.whole_shards.new_epoch()
         self.indices.new_epoch()
 
-    def check_cache(self,
-        workers:int, # Processes that read
-        each:int # Shards that each of them uses at the same time
-    ):
-        "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
-        table = self.table
-        if self.cache is None or not len(table): return
-        largest = int((table.size if table.raw is None else table.raw).max())
-        what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
-        self.cache.check(min(len(table), workers*each), largest, what, self.name)
-
     # Errors
 
     def cut_off_error(self, number, place, field, received, length)->CorruptSample:
@@ -196,16 +185,11 @@ class ShardPart(Part):
 
         `positions` are those of the samples in the shard with this `ShardIndex`; both are int arrays of the same
         length. If a sample has no value, `values` becomes a list with `None`; the checksum of such a value is 0."""
-        dtype,is_array = self.fields[field]['dtype'],isinstance(values, np.ndarray)
-        is_everywhere = field in index.columns and f'{field}?' not in index.columns
-        is_present = None if is_everywhere else index.has(field, positions)
-        if is_array and (is_everywhere or is_present.all()):
+        dtype,is_present = self.fields[field]['dtype'],index.has(field, positions)
+        if isinstance(values, np.ndarray) and is_present.all():
             values[here] = index.values(field, positions, dtype, self._codes_of(field))
             return values
-        if is_everywhere: is_present = np.ones(len(positions), bool)
-        if field.endswith('.crc'):
-            if is_present.any(): values[here] = index.values(field, positions, dtype)
-            return values
+        if field.endswith('.crc'): return values   # no sample of the shard has the field
         values = list(values)
         for place in here.tolist(): values[place] = None
         if not is_present.any(): return values

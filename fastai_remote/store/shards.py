@@ -33,13 +33,13 @@ from .storage import as_storage, Storage
 # %% ../../nbs/store/18_shards.ipynb #c2cc0057
 def _file_of(key): return f'{INDEX_FOLDER}/{key}' if TABLE_FILE.fullmatch(key) else key
 
-def _find_manifest(storage, homes):
-    """The `ShardManifest` in one of `homes`, folders of `storage`; its home; and its path, for error messages
+def _find_manifest(storage):
+    """The `ShardManifest` in the folder `storage`; the folder in it that has it; and its path, for error messages
 
     It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
     another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
     error = None
-    for home in homes:
+    for home in ('', f'{INDEX_FOLDER}/'):
         where = f'{storage.url}/{home}manifest.json'
         try:
             manifest = ShardManifest.from_json(storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
@@ -83,7 +83,7 @@ class ShardReader(StoredDataset):
     for_users = 'cache','prefetch','shards','shuffle_quality','wids_index'
     why_missing = 'the shard has no such field of it'
     copies_local = False # Are shards that are on this machine copied into the cache, too?
-    _home,_is_index = '',False # Folder of the manifest, and whether to look for it among shards of others first
+    _home = '' # Folder of the manifest
     _shards,_opened = None,(0,{}) # `shards`; a process, and its `{number: ShardPart}`
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
@@ -112,7 +112,7 @@ class ShardReader(StoredDataset):
         self._uid,self.copies_local = uid,bool(cache) and cache is not True
         self._uid = self.manifest.uid
         # `True` is for remote storage and compressed shards
-        is_needed = cache is not True or self.table.raw is not None or not self.tars.local
+        is_needed = cache is not True or self.table.kind.any() or not self.tars.local
         if cache_size is not None and cache and is_needed:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
@@ -132,12 +132,10 @@ class ShardReader(StoredDataset):
     def not_read(self): return repr(self.storage.url) if self._manifest is None else ''
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, copies_local=self.copies_local, _cache=None, _is_index=self._is_index)
-    def _repr_html_(self):
-        table = self.shards
-        folder = f'<tr><td>folder</td><td>{self.storage.url}</td></tr>'
-        shards = f'<tr><td>shards</td><td>{len(table):,}, {size_str(int(table.size.sum()))}</td>'
-        return super()._repr_html_().replace('</th>', f'</th></tr>{folder}{shards}', 1)
+                    _uid=self._uid, copies_local=self.copies_local, _cache=None)
+    @property
+    def place_rows(self):
+        return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.table.size.sum()))}'}
 
 # %% ../../nbs/store/18_shards.ipynb #37684cf0
 @patch
@@ -146,9 +144,7 @@ def read_manifest(self:ShardReader):
 
     Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
     given, `UnsupportedFormat`, `CorruptSample`."""
-    homes = (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/')
-    manifest,self._home,where = _find_manifest(self.storage, homes)
-    self._is_index = self._home!=''
+    manifest,self._home,where = _find_manifest(self.storage)
     if self._uid not in (None, manifest.uid): raise self.replaced_error()
     self._table = _unpacked_table(manifest, where)
     if self._uid is not None or manifest.uid: self._uid = manifest.uid
@@ -306,7 +302,7 @@ def cache(self:ShardReader)->FileCache:
     "The cache of whole shards, or None"
     if self._cache is None:
         cache = self._cache_setting
-        if cache is True: cache = FileCache() if self.table.raw is not None or not self.tars.local else None
+        if cache is True: cache = FileCache() if self.table.kind.any() or not self.tars.local else None
         elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
         self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
     return self._cache[0]
@@ -347,8 +343,11 @@ def check_cache(self:ShardReader,
 ):
     "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
     if self.cache is None: return
+    workers = max(1, workers)
+    what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
     for part in (self.part(0), *(part for _,part in _added_parts(self) if not isinstance(part, StoreError))):
-        part.check_cache(max(1, workers), each)
+        n_shards = len(part.table)
+        if n_shards: self.cache.check(min(n_shards, workers*each), int(part.table.raw.max()), what, self.name)
 
 # %% ../../nbs/store/18_shards.ipynb #a11c2259
 @patch

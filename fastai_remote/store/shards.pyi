@@ -11,7 +11,7 @@ from .storage import Storage
 def _file_of(key):
     ...
 
-def _find_manifest(storage, homes):
+def _find_manifest(storage):
     ...
 
 def _why_not_found(storage, error):
@@ -25,7 +25,6 @@ class ShardReader(StoredDataset):
     why_missing: Any
     copies_local: Any
     _home: Any
-    _is_index: Any
     _shards: Any
     _opened: Any
     storage: Any
@@ -52,7 +51,8 @@ class ShardReader(StoredDataset):
     def __getstate__(self):
         ...
 
-    def _repr_html_(self):
+    @property
+    def place_rows(self):
         ...
 
     def read_manifest(self):

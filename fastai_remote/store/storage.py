@@ -14,7 +14,7 @@ from ..processes import OwnedFolder
 from .address import (
     chain_links, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import (
-    Deadline, is_http, is_limited, MAX_FILE, open_folder, opens_at_once, ShortAnswer, UnusableAnswer, whole_limit)
+    Deadline, is_http, is_limited, MAX_FILE, open_folder, opens_at_once, ShortAnswer, UnusableAnswer)
 from .connection import call_in_thread, check_seconds, DeadlinePassed, Opener, Retries
 
 # --- Options and their secrets
@@ -374,21 +374,19 @@ class Storage(StorageLink):
 
     def read(self,
         name:str, # A file of the folder
-        limit:int=None # Bytes; more of them are an error; default: `store.bounded.MAX_FILE`
+        limit:int=MAX_FILE # Bytes; more of them are an error
     )->bytes:
         "The content of a file; raises `FileNotFoundError`, and `StoreUnavailable`, also if it is larger than the limit"
-        most = limit or MAX_FILE
         # raised here, the usual error keeps no frames of `call`
         if self.local: os.close(open_regular(self.path(name)))
         def ask(fs):
-            if self.local: return limited(_pieces_at(self.path(name), 0, most+1), most, name)
-            if is_limited(self.url): return fs.cat_file(self.path(name))
-            try: content = fs.cat_file(self.path(name), start=0, end=most+1)
+            if self.local: return limited(_pieces_at(self.path(name), 0, limit+1), limit, name)
+            try: content = fs.cat_file(self.path(name), start=0, end=limit+1)
             except Exception as e:
                 if not _is_beyond_end(e): raise
                 return b''   # some servers have no ranges of an empty file
-            return limited([content], most, name)
-        with whole_limit(limit): return self.call(ask)
+            return limited([content], limit, name)
+        return self.call(ask)
 
     def ranges(self,
         names:list, # Files, one per range

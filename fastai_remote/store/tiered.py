@@ -28,7 +28,6 @@ from .redis_layout import key_layout
 from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/19_tiered.ipynb #3b6ed0e9
-_PIPELINE_BYTES = 1<<22   # bytes written in one round trip
 _VALUE_OVERHEAD = 200   # bytes of Python's objects for each value that waits
 _LONGEST_PAUSE = 60.   # seconds that Redis is left alone after a failure
 
@@ -133,28 +132,16 @@ def _forget(self:_ValueCache, items):
 
 @patch
 def _write(self:_ValueCache, items):
-    "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, the rest is dropped"
+    "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, they are dropped"
     expiry = () if self.ttl is None else ('PX', max(1, int(1000*self.ttl)))
     try:
-        for piece in _pieces(items):
-            if self.is_paused('write'): return
-            self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
-            self.link.send([('SET', key, value, *expiry) for key,value in piece], timeout=self.write_timeout)
-            self.succeeded('write')
+        if self.is_paused('write'): return
+        self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
+        self.link.send([('SET', key, value, *expiry) for key,value in items], timeout=self.write_timeout)
+        self.succeeded('write')
     except RuntimeError: pass
     except StoreError as e: self.failed('write', e)
     finally: self._forget(items)
-
-def _pieces(items):
-    "Divides a list of `(key, value)` into lists of about `_PIPELINE_BYTES`"
-    piece,nbytes = [],0
-    for key,value in items:
-        piece.append((key, value))
-        nbytes += len(value)
-        if nbytes<_PIPELINE_BYTES: continue
-        yield piece
-        piece,nbytes = [],0
-    if piece: yield piece
 
 def _flush_at_exit(ref, timeout=1.):
     cache = ref()
@@ -164,32 +151,15 @@ def _flush_at_exit(ref, timeout=1.):
 # %% ../../nbs/store/19_tiered.ipynb #5c19444d
 _SLOTS = 256   # rows of counters, which forked processes share
 
+def _of_shards(name): return property(lambda self: getattr(self.store, name), doc='As of `store`, which has the shards')
+
 class _StoreAbove(Store):
     "A store with the samples of another one, `store`, which is asked for all that a subclass does not answer itself"
-    @property
-    def manifest(self):
-        "The manifest of the shards"
-        return self.store.manifest
-    @property
-    def shards(self):
-        "The table of shards, `ShardTable`"
-        return self.store.shards
-    @property
-    def unchecked(self): return self.store.unchecked
-    def check_cache(self, *args):
-        "As in `ShardStore`"
-        return self.store.check_cache(*args)
-    def new_epoch(self): self.store.new_epoch()
-    def compare_checksums(self, numbers, field, values, checksums):
-        "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
-        self.store.compare_checksums(numbers, field, values, checksums)
-    def location(self, number, field): return self.store.location(number, field)
-    @property
-    def why_missing(self): return self.store.why_missing
-    def failures(self): return self.store.failures()
-    def keys(self, numbers): return self.store.keys(numbers)
-    def shard_url(self, i): return self.store.shard_url(i)
-    def presence(self, field): return self.store.presence(field)
+    manifest,shards,unchecked,why_missing = map(_of_shards, ('manifest','shards','unchecked','why_missing'))
+    failures,keys,location,presence = map(_of_shards, ('failures','keys','location','presence'))
+    check_cache,new_epoch,shard_url = map(_of_shards, ('check_cache','new_epoch','shard_url'))
+    # `read_values` has compared values of Redis; the shards may have another copy of a damaged value
+    compare_checksums = _of_shards('compare_checksums')
 
 # %% ../../nbs/store/19_tiered.ipynb #0b4fb54a
 class TieredReader(_StoreAbove):

@@ -4,7 +4,6 @@ __all__: Any
 from .base import Store
 from .redis import RedisReader
 from .redis_link import RedisLink
-_PIPELINE_BYTES: Any
 _VALUE_OVERHEAD: Any
 _LONGEST_PAUSE: Any
 
@@ -55,54 +54,26 @@ class _ValueCache:
     def _write(self, items):
         ...
 
-def _pieces(items):
-    ...
-
 def _flush_at_exit(ref, timeout=1.0):
     ...
 _SLOTS: Any
 
+def _of_shards(name):
+    ...
+
 class _StoreAbove(Store):
-
-    @property
-    def manifest(self):
-        ...
-
-    @property
-    def shards(self):
-        ...
-
-    @property
-    def unchecked(self):
-        ...
-
-    def check_cache(self, *args):
-        ...
-
-    def new_epoch(self):
-        ...
-
-    def compare_checksums(self, numbers, field, values, checksums):
-        ...
-
-    def location(self, number, field):
-        ...
-
-    @property
-    def why_missing(self):
-        ...
-
-    def failures(self):
-        ...
-
-    def keys(self, numbers):
-        ...
-
-    def shard_url(self, i):
-        ...
-
-    def presence(self, field):
-        ...
+    manifest: Any
+    shards: Any
+    unchecked: Any
+    why_missing: Any
+    failures: Any
+    keys: Any
+    location: Any
+    presence: Any
+    check_cache: Any
+    new_epoch: Any
+    shard_url: Any
+    compare_checksums: Any
 
 class TieredReader(_StoreAbove):
     for_users: Any

@@ -48,7 +48,7 @@ class WholeShards:
 
     def new_epoch(self):
         "If the shards have stamps, these are looked at again when a shard is needed, and all are opened again"
-        if self.part.table.stamp is None: return
+        if not self.part.table.stamp.any(): return
         with self.lock:
             self.wanted = []
             for known in self.stamps,self.files,self.failed: known.clear()

@@ -155,10 +155,8 @@ class FolderLock:
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
         "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
-        try: holder = unseal(self.storage.read(LOCK_FILE))
+        try: return unseal(self.storage.read(LOCK_FILE))
         except (FileNotFoundError,ValueError): return None
-        is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
-        return holder if is_whole and isinstance(holder.get('time'), (int,float)) else None
 
     def _is_holder(self): return (self.holder() or {}).get('id')==self.token
 
@@ -182,17 +180,13 @@ class FolderLock:
                 self.check()
                 raise
 
-    def close(self,
-        clean_up=None # Called without arguments before the release, unless the lock was lost
-    ):
+    def close(self):
         "Releases the lock; errors of the storage are ignored, since the lease will end"
         self.stop.set()
         held_locks.discard(self.token)
         try:
             with self.exclusive():
-                if self._is_holder():
-                    if clean_up: clean_up()
-                    self.storage.remove([LOCK_FILE])
+                if self._is_holder(): self.storage.remove([LOCK_FILE])
                 if self.storage.local: os.rmdir(self.storage.path('.ingest'))
         except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 

@@ -22,8 +22,6 @@ from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of,
 from .shard_files import needs_card, own_shards, owns_card, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, SHARD_FILE, STATE_FILE
 
-_plan_entries = {'n':int, 'chunk':int, 'generation':int, 'prefix':str, 'signature':str} # Of each plan
-
 class FolderPlace(Place):
     "Where a dataset in shards appears, and where an ingest keeps what it must remember"
     def __init__(self,
@@ -49,10 +47,8 @@ class FolderPlace(Place):
         self.lock.take(self.progress)
 
     def close(self):
-        """Releases the lock; in a folder of this machine, removes files that workers had begun and not published
-
-        Nothing is removed if the lock was lost. Errors of the storage are ignored."""
-        self.lock.close(clean_up=self._remove_begun if self.storage.local else None)
+        "Releases the lock; errors of the storage are ignored"
+        self.lock.close()
         if self.storage.local:
             with suppress(OSError): os.rmdir(self.hidden.path())   # raised if it is not there, or not empty
 
@@ -68,10 +64,7 @@ class FolderPlace(Place):
         """Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged
 
         `dataset` is what `committed` returned; its own plan, which may still be there, does not count."""
-        try:
-            plan = unseal(self.hidden.read(PLAN_FILE), MAX_STATE)
-            wrong = [key for key,kind in _plan_entries.items() if type(plan.get(key)) is not kind]
-            if wrong or plan['chunk']<1: raise ValueError(f"has no valid {(wrong or ['chunk'])[0]!r}")
+        try: plan = unseal(self.hidden.read(PLAN_FILE), MAX_STATE)
         except FileNotFoundError: return None
         except ValueError as e:
             raise CorruptSample(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
@@ -178,9 +171,6 @@ class FolderPlace(Place):
         "Yields `(folder, names of files that a process has begun and not published)`"
         for storage,names in ((self.storage, self.storage.names()), (self.hidden, self.hidden.files())):
             yield storage,[name for name in names if PART_FILE.match(name)]
-
-    def _remove_begun(self):
-        for storage,names in self._begun(): storage.remove(names)
 
     def drop_plan(self):
         dataset = self.committed()

@@ -9,9 +9,8 @@ Docs: page `write/redis_admin`"""
 from dataclasses import replace
 
 from ..core import CorruptSample, Manifest, seal, StoreBusy, StoreExists
-from ..store.address import concealed
 from ..store.redis import NAMES_KEY, read_manifest, RedisReader
-from ..store.redis_link import as_link, RedisLink
+from ..store.redis_link import RedisLink
 from .redis_place import entries_of_dataset, queue_forget, RedisPlace, RENAMED
 from .redis_state import INGESTS_KEY, watched_transaction
 
@@ -21,27 +20,22 @@ from .redis_state import INGESTS_KEY, watched_transaction
 # again to continue it, or drop it with `abandon`.
 
 def unfinished_ingests(
-    url:str|RedisLink, # The server
+    link:RedisLink, # The server
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
     If the plan of one is damaged or gone, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of
     the name, which a process that was killed has for up to 30 s."""
-    url = concealed(url)
-    link = as_link(url)
+    link.find_cluster()
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
-    return [ingest for ingest in (_describe_ingest(link, name) for name in names) if ingest]
+    return [ingest for name in names if (ingest := _describe_ingest(link, name))]
 
 def _describe_ingest(link, name):
     """Returns the dict of `unfinished_ingests` for one name; in a cluster, `None` if there is no plan
 
     There, the name is listed for a short time after the ingest has ended."""
-    place = RedisPlace(link, name)
-    def read(): return link.send([('EXISTS', place.keys.plan), ('EXISTS', place.keys.lock)])
-    has_plan,is_locked = read()
-    if not has_plan and link.is_cluster:
-        place = RedisPlace(link, name, tags=1)
-        has_plan,is_locked = read()
+    place = RedisPlace(link, name, tags=int(link.is_cluster))
+    has_plan,is_locked = link.send([('EXISTS', place.keys.plan), ('EXISTS', place.keys.lock)])
     if not has_plan and link.is_cluster: return None
     try: plan = place.plan() or {}
     except CorruptSample: plan = {}   # `begin` and `abandon` say so

@@ -88,23 +88,15 @@ class RedisLabels:
         key,offset = self.layout.packed(field, start>>KEY_BITS),(start&((1<<KEY_BITS)-1))*size
         n_bytes,plain_field = (int(places[-1])+1-start)*size,field.removesuffix('~')
         raw = self.place.link.call(lambda c: c.getrange(key, offset, offset+n_bytes-1))
-        if len(raw)!=n_bytes: raise self._lost(f'values of {plain_field!r}')
+        if len(raw)!=n_bytes: raise self._error(StoreError, f'the server lost values of {plain_field!r}')
         elements = np.frombuffer(raw, element_dtype(dtype) if check else dtype.newbyteorder('>'))[places-start]
         values = (elements['value'] if check else elements).astype(dtype)
         bad = np.flatnonzero(packed_crcs(values, places)!=elements['crc']) if check else ()
         if not len(bad): return values
         at = int(places[bad[0]])
-        raise self._damaged(f'the value of {plain_field!r} for sample {at}, in key {key} at byte '
-                            f'{offset+(at-start)*size:,},')
+        raise self._error(CorruptSample, f'the value of {plain_field!r} for sample {at}, in key {key} at byte '
+                                         f'{offset+(at-start)*size:,}, in {self.place.url} is damaged')
 
-    def _damaged(self, what):
-        "The error which says that `what` is damaged, and how to abandon the ingest; `what` ends in a comma after a key"
-        place = self.place
-        return CorruptSample(f'{place.name}: {what} in {place.url} is damaged: {place.how_to_abandon} drops what is '
-                             'there, then ingest again')
-
-    def _lost(self, what):
-        "The error which says that the server lost `what` (text), and what to do"
-        place = self.place
-        return StoreError(f'{place.name}: the server lost {what}; {place.how_to_abandon} drops what is there, then '
-                          'ingest again')
+    def _error(self, kind, what):
+        "An error of class `kind` which says `what` is wrong, and what to do"
+        return kind(f'{self.place.name}: {what}: {self.place.how_to_abandon} drops what is there, then ingest again')

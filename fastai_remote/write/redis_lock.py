@@ -115,7 +115,6 @@ class RedisLock:
         value:bytes, # What it must hold
         queue, # `queue(pipeline)` queues the commands; may be called again
         run:str=None, # The `server_run` that must still be the current one; default: any
-        strict:bool=True, # Raise errors of commands? Else they are among the replies
         watch=(), # More keys on the same server, whose changes by others repeat the call
         when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
     # The list of replies, `True` if it is empty, or `when` returned a false value; `False` if `key` has another value
@@ -130,13 +129,12 @@ class RedisLock:
             if when is not None and not when(p): return True
             p.multi()
             queue(p)
-            return p.execute(raise_on_error=strict) or True
+            return p.execute() or True
         return self.link.call(lambda client: watched_transaction(client, [key, *watch], attempt), key=key)
 
     def transaction(self,
         queue, # `queue(pipeline)` queues commands for the keys that describe the ingest and the dataset
         run:str=None, # As in `transaction_if`
-        strict:bool=True, # As in `transaction_if`
         add=(), # Keys of sets of names that hold the name of the dataset afterwards
         discard=() # Keys of sets of names that do not hold it afterwards
     ): # The list of replies, `True` if it is empty
@@ -152,7 +150,7 @@ class RedisLock:
             for key in discard: p.srem(key, self.name)
         if self.tags:
             for key in add: self.link.call(lambda c: c.sadd(key, self.name))
-        replies = self.transaction_if(self.keys.lock, self.token, queue_all, run, strict)
+        replies = self.transaction_if(self.keys.lock, self.token, queue_all, run)
         if not replies: raise self.lost()
         if self.tags:
             for key in discard: self.link.call(lambda c: c.srem(key, self.name))

@@ -23,7 +23,7 @@ from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of
 from .base import check_name, chunk_count, Place, ServerRestarted
 from .redis_lock import RedisLock
-from .redis_state import IngestKeys, INGESTS_KEY, read_sealed, state_keys, value_keys, with_checks
+from .redis_state import IngestKeys, INGESTS_KEY, state_keys, value_keys, with_checks
 
 # --- Lock, plan and manifest
 
@@ -57,8 +57,10 @@ class RedisPlace(Place):
     def plan(self):
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if not stored: return None
-        return read_sealed(stored, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
-                                   f'({self.how_to_abandon} drops it)')
+        try: return unseal(stored)
+        except ValueError as e:
+            raise CorruptSample(f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
+                                f'({self.how_to_abandon} drops it) {e}: it is damaged') from None
 
     def committed(self,
         accept_damage:bool=False, # Is a damaged manifest as good as none?
@@ -179,7 +181,7 @@ class RedisPlace(Place):
         except (CorruptSample,UnsupportedFormat): needed = {entry.decode(errors='replace') for entry in register}
         else:
             if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
-            needed = needed_by(manifest, plan, keep_before)
+            needed = _needed_by(manifest, plan, keep_before)
         needed -= set(dropped)
         unneeded = {entry:self._ranges(entry, stored) for entry,stored in register.items()
                     if entry.decode(errors='replace') not in needed}
@@ -320,12 +322,8 @@ def _leave_lists(lock, manifest, plan, run):
     lists = [key for key,there in ((NAMES_KEY,manifest), (INGESTS_KEY,plan)) if not there]
     if lists: lock.transaction(lambda p: p.exists(lock.keys.lock), run, discard=lists)
 
-def needed_by(
-    manifest:Manifest, # Of a dataset, or `None`
-    plan:dict, # Of an unfinished ingest, or `None`
-    keep_before:bool # As in `clean_up`
-)->set:
-    "Returns the IDs of what a dataset and an ingest need"
+def _needed_by(manifest, plan, keep_before):
+    "A set of the IDs of what a dataset and an unfinished ingest need, each of which may be `None`, as in `clean_up`"
     needed = {plan['prefix'],plan['id']} if plan else set()
     if not manifest: return needed
     needed |= {manifest.uid, *(part.layout.prefix for part in parts_of(manifest))}
@@ -339,7 +337,7 @@ def entries_of_dataset(
     place:RedisPlace # Its lock must be held
 )->dict: # `{ID: ranges}`, as stored
     "Returns the entries of the register that no unfinished ingest needs; raises `CorruptSample`"
-    needed = needed_by(None, place.plan(), False)
+    needed = _needed_by(None, place.plan(), False)
     register = place.link.call(lambda c: c.hgetall(place.keys.register))
     return {entry:ranges for entry,ranges in register.items() if entry.decode(errors='replace') not in needed}
 

@@ -24,7 +24,7 @@ Docs: page `write/redis_state`"""
 import numpy as np
 import redis
 
-from ..core import CorruptSample, packed_crcs, parse_json, unseal
+from ..core import packed_crcs, parse_json, unseal
 from ..store.redis import home_of
 from ..store.redis_layout import element_dtype, KEY_BITS
 from .base import chunk_count
@@ -106,10 +106,8 @@ def with_checks(
     return {field:spec if spec['dtype'] is None or is_checksum(field) else {**spec, 'check':'u4'}
             for field,spec in fields.items()}
 
-def split_runs(
-    numbers:np.ndarray # Sample numbers, ascending, not empty
-)->list: # Of index arrays into `numbers`
-    "Returns the runs of consecutive numbers whose packed values are in the same key"
+def _split_runs(numbers):
+    "The runs of consecutive `numbers`, ascending and not empty, whose packed values are in one key: index arrays"
     key_of = numbers>>KEY_BITS
     is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
     return np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1)
@@ -131,21 +129,13 @@ def packed_writes(
         elements['crc'] = packed_crcs(values, np.asarray(numbers, np.int64))
     else: elements = values.astype(dtype.newbyteorder('>'))
     commands = []
-    for run in split_runs(numbers):
+    for run in _split_runs(numbers):
         start = int(numbers[run[0]])
         offset = (start&((1<<KEY_BITS)-1))*elements.itemsize
         commands.append(('SETRANGE', layout.packed(field, start>>KEY_BITS), offset, elements[run].tobytes()))
     return commands
 
 # --- Checksums of the state
-
-def read_sealed(
-    stored:bytes, # What `seal` returned
-    where:str # What it is and where it is stored, for the message
-)->dict:
-    "Returns the dict of which `seal` made JSON; raises `CorruptSample` if it is damaged"
-    try: return unseal(stored)
-    except ValueError as e: raise CorruptSample(f'{where} {e}: it is damaged') from None
 
 def parse_record(
     chunk:int, # Number of the chunk

@@ -63,11 +63,11 @@ class Append(Change):
     def apply(self, version, parts):
         (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
         number = version.add_part(part, has_samples=True)
-        for split,first,count,at,span in grown_splits(store, part):
+        for split,first,count,at,span in _grown_splits(store, part):
             if count: version.insert(at, number, first, count)
             if split: splits[split] = span
         manifest.splits,manifest.appended = splits,[*manifest.appended, self.signature]
-        add_stats(manifest, len(store), part)
+        _add_stats(manifest, len(store), part)
 
 class AddFields(Change):
     "More fields of all samples"
@@ -105,14 +105,14 @@ class Edit(Change):
             fields = [field for field in part.fields if field in store.fields]
             changed.update(fields)
             version.free(numbers, fields)
-            subtract_counts(manifest, store, numbers, fields)
+            _subtract_counts(manifest, store, numbers, fields)
             number = version.add_part(part)
             version.change_columns(part.fields, lambda table: table.replace(numbers, number))
         if len(self.dropped):
             version.free(self.dropped, store.fields)
-            subtract_counts(manifest, store, self.dropped, store.fields)
+            _subtract_counts(manifest, store, self.dropped, store.fields)
             version.drop(self.dropped)
-            manifest.splits = shrunk_splits(store.splits, self.dropped)
+            manifest.splits = _shrunk_splits(store.splits, self.dropped)
         if self.drop_fields: version.drop_fields(self.drop_fields)
         # statistics are sums over some of the images, so those that are replaced cannot be subtracted
         kept = {} if len(self.dropped) else manifest.stats
@@ -168,7 +168,7 @@ class NewVersion:
         for field,spec in part.fields.items():
             before = self.fields[field]
             self.fields[field] = {**before, 'dtype':wider_dtype(manifest.name, field, before['dtype'], spec['dtype'])}
-        add_labels(manifest, part)
+        _add_labels(manifest, part)
 
     def free(self,
         numbers:np.ndarray, # Sample numbers of the version before, ascending
@@ -270,14 +270,12 @@ def check_fields(
 
 # --- Splits, vocabularies and counts
 
-def grown_splits(
-    store:Store, # The version that is there
-    part:Manifest # What was appended
-): # Yields `(split, first, count, at, span)`
-    """Where appended samples go: `count` of them, from number `first` of `part` on, become samples `at`, `at`+1, …
+def _grown_splits(store, part):
+    """Yields `(split, first, count, at, span)`: `count` samples of the manifest `part`, from `first` on, go to `at`
 
-    `at` is a number in the new version, and `span`, `[start, stop]`, the range of the split there. Splits come in the
-    order of the new version, also those without new samples. Without splits, the only split is ''."""
+    `store` is the version that is there, and `part` what was appended. `at` is a number in the new version, and `span`,
+    `[start, stop]`, the range of the split there. Splits come in the order of the new version, also those without new
+    samples. Without splits, the only split is ''."""
     new,spans,shift = part.splits or {'':[0,part.n]},dict(store.splits or {'':[0,len(store)]}),0
     for split in new: spans.setdefault(split, [len(store),len(store)])
     for split,(start,stop) in spans.items():
@@ -285,23 +283,15 @@ def grown_splits(
         yield split,first,last-first,stop+shift,[start+shift,stop+shift+last-first]
         shift += last-first
 
-def shrunk_splits(
-    splits:dict, # `{split: [start, stop]}`
-    dropped:np.ndarray # Samples that are dropped, ascending
-)->dict: # `{split: [start, stop]}` in the new version
-    "Returns the splits of the dataset without the samples `dropped`, in which the others are numbered without gaps"
+def _shrunk_splits(splits, dropped):
+    "The `splits` of the dataset without the samples `dropped`, an ascending array; the others move up"
     return {split:[int(i-np.searchsorted(dropped, i)) for i in span] for split,span in splits.items()}
 
-def subtract_counts(
-    manifest:Manifest, # Of the new version
-    store:Store, # The version before
-    numbers:np.ndarray, # Sample numbers in the version before
-    fields, # Names of fields; those without counts are ignored
-    step:int=1<<16 # Samples that are read at a time
-):
-    """Reduces `manifest.counts` by the labels that the samples `numbers` have in `store`, if they have any
+def _subtract_counts(manifest, store, numbers, fields, step=1<<16):
+    """Reduces `manifest.counts` of `fields` by the labels that the samples `numbers` have in `store`, if they have any
 
-    Where labels are damaged or lost, the counts of the field are removed: nobody knows them any more."""
+    `manifest` is that of the new version, and `store` the version before; `step` samples are read at a time. Where
+    labels are damaged or lost, the counts of the field are removed: nobody knows them any more."""
     for field in fields:
         if field not in manifest.counts: continue
         counts = np.array(manifest.counts[field], np.int64)
@@ -326,11 +316,8 @@ def codes_of_labels(
     try: return np.array([codes[label] for labels in found for label in set(labels or ())], np.int64)
     except KeyError as e: raise ValueError(f'{field!r} has no label {e}') from None
 
-def add_labels(
-    manifest:Manifest, # Of the new version
-    part:Manifest # What was written
-):
-    """Adds the vocabularies and the counts of a part to `manifest`; labels that are new get the next codes
+def _add_labels(manifest, part):
+    """Adds the vocabularies and counts of the manifest of a part to `manifest`; labels that are new get the next codes
 
     Counts of a field are removed if `part` does not have them, or if the version before has labels without counts.
     A field of `manifest` whose integers are stored as values, without a vocabulary, does not get one. Raises
@@ -356,12 +343,10 @@ def add_labels(
         else: counts.pop(field, None)
     manifest.vocab,manifest.counts = vocab,counts
 
-def add_stats(
-    manifest:Manifest, # Of the new version
-    n:int, # Samples of the version before
-    part:Manifest # What was appended
-):
-    "Adds the statistics of the images of a part to `manifest.stats`; fields that lack them on one side have none then"
+def _add_stats(manifest, n, part):
+    """Adds the statistics of images of `part`, which was appended to `n` samples, to `manifest.stats`
+
+    Fields that lack them on one side have none then."""
     manifest.stats = {field:joined_summary(known, n, part.stats[field], part.n)
                       for field,known in manifest.stats.items() if field in part.stats}
 

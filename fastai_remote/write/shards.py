@@ -18,6 +18,7 @@ from zlib_ng.zlib_ng import crc32
 from ..codec.webdataset import check_members
 from ..core import seal, unseal
 from ..store.base import Store
+from ..store.bounded import MAX_FILE
 from ..store.shard_index import index_name, ShardFile, ShardManifest, ShardTable, SummingFile
 from ..store.storage import Storage
 from .base import Writer, chunk_count
@@ -212,7 +213,7 @@ class ShardWriter(Writer):
                 return
             with self.stack.pop_all():   # publishes the shard; turns an error of the disk into `StoreFull`
                 shard.close()
-                index = shard.columns.pack(shard.crc)
+                index = shard.columns.pack()
                 self.hidden.write(index_name(self.shard_name), index)   # first: a shard with an index is one of ours
         self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, crc32(index),
                             0])
@@ -236,32 +237,21 @@ class ShardWriter(Writer):
         with self.place.lock.publishing():
             if not self._is_recorded(chunk): self.hidden.write(_record_file(chunk), seal(record))
 
-    def records(self,
-        step:int=64, # Records to read at once from an object store
-    ):
+    def records(self):
         """Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not
         damaged
 
         Records of chunks that the plan does not have are left out. A record is what `done` got, with `shards` (rows as
         the writer has them) and `failures`."""
-        names = sorted(filter(RECORD_FILE.match, self.hidden.names('.ingest')), key=record_number)
-        names = [name for name in names if record_number(name)<chunk_count(self.plan)]
-        for i in range(0, len(names), step):
-            page = names[i:i+step]
-            files = [f'.ingest/{name}' for name in page]
-            # object stores are read in parallel; by ranges, because fsspec takes several whole names for patterns
-            contents = map(self._read_record, files) if self.hidden.local else self.hidden.ranges(
-                files, [0]*len(files), [1<<30]*len(files), beyond=True)
-            for name,content in zip(page, contents):
-                record = _parse_record(content)
-                if record is not None: yield record_number(name),record
-                elif content is not None:   # it is damaged: the chunk is written again
-                    with self.place.lock.publishing(): self.hidden.remove([f'.ingest/{name}'])
-
-    def _read_record(self, file):
-        "Returns the bytes of a file of the folder; `None` if it is not there"
-        try: return self.hidden.read(file)
-        except FileNotFoundError: return None   # removed by a process that has taken over
+        for chunk in sorted(map(record_number, filter(RECORD_FILE.match, self.hidden.names('.ingest')))):
+            if chunk>=chunk_count(self.plan): return
+            file = _record_file(chunk)
+            content, = self.hidden.ranges([file], [0], [MAX_FILE], beyond=True)
+            if content is None: continue   # removed by a process that has taken over
+            try: record = unseal(content, MAX_STATE)
+            except ValueError:   # it is damaged: the chunk is written again
+                with self.place.lock.publishing(): self.hidden.remove([file])
+            else: yield chunk,record
 
     def failures(self):
         "Returns an iterator of `(sample, reason)`, both `str`, for the samples that could not be converted"
@@ -332,12 +322,6 @@ class _OtherAttempt(Exception): "Another attempt has recorded the chunk first: i
 
 def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
 
-def _parse_record(content):
-    "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
-    if content is None: return None
-    try: return unseal(content, MAX_STATE)
-    except ValueError: return None
-
 def _failure_line(failure): return (json.dumps(failure, ensure_ascii=False)+'\n').encode('utf-8', 'surrogatepass')
 
 class _TableOfRows:
@@ -354,6 +338,4 @@ class _TableOfRows:
     def table(self):
         "The `ShardTable`"
         n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = map(np.array, self.columns)
-        is_compressed = kind.any()
-        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size if is_compressed else None, kind,
-                          first=first if first.any() else None, stamp=stamp if stamp.any() else None)
+        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size, kind, first, stamp)

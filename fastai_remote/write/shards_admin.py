@@ -4,9 +4,8 @@ Docs: page `write/shards_admin`"""
 from contextlib import contextmanager
 
 from ..core import CorruptSample, MAX_MANIFEST, StoreError, StoreNotFound, UnsupportedFormat
-from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, ShardManifest
-from ..store.storage import as_storage, Storage
+from ..store.storage import Storage
 from .folder_lock import LOCK_FILE
 from .folder_place import FolderPlace, remove_link
 from .shard_files import owns_labels, PLAN_FILE
@@ -25,14 +24,11 @@ def leftover_files(
     return [*shards, *(f'{INDEX_FOLDER}/{name}' for name in files)]
 
 def delete_shards(
-    url:str|Storage, # The folder
-    storage_options:dict=None # For fsspec's file system, as in `to_shards`
+    storage:Storage # The folder
 ):
     """Removes a dataset, and what an unfinished ingest left; of shards that others wrote, only the index
 
     Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
-    url,storage_options = concealed(url),concealed(storage_options)
-    storage = as_storage(url, storage_options=storage_options)
     if storage.is_link(INDEX_FOLDER) and _has_own_manifest(storage): remove_link(storage)
     place = _place(storage)
     if not place.committed() and not _has_state(place):   # where there is nothing, no lock is written
@@ -87,29 +83,25 @@ def _place(storage):
 # to continue it, or drop it with `abandon`.
 
 def unfinished_shards(
-    url:str|Storage, # The folder
-    storage_options:dict=None # For fsspec's file system, as in `to_shards`
+    storage:Storage # The folder
 )->list: # Of at most one dict: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (UTC); `running`
     """Returns the ingest that was begun here and not committed; the same call continues it, `abandon` drops it
 
     May wait for some seconds, to see whether a process of another machine is running. Raises `StoreError` if the plan
     is damaged."""
-    url,storage_options = concealed(url),concealed(storage_options)
-    place = _place(as_storage(url, storage_options=storage_options))
+    place = _place(storage)
     plan = place.plan()
     if not plan: return []
     holder = place.lock.holder()
     return [place.describe(plan, bool(holder) and place.lock.is_running(holder))]
 
 def abandon_shards(
-    url:str|Storage, # The folder
-    storage_options:dict=None # For fsspec's file system, as in `to_shards`
+    storage:Storage # The folder
 ):
     """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
 
     If its plan is damaged, so that nobody knows which shards are its own, these stay, and it warns of them."""
-    url,storage_options = concealed(url),concealed(storage_options)
-    place = _place(as_storage(url, storage_options=storage_options))
+    place = _place(storage)
     nothing = StoreNotFound(f'{place.url}: no unfinished ingest here')
     if not _has_state(place): raise nothing   # then no lock is written
     with _alone(place):

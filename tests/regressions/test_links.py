@@ -7,7 +7,6 @@ import pytest
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import ShardStore
-from fastai_remote.write.shards_admin import abandon_shards, delete_shards
 
 def write(folder, **kwargs):
     to_shards([{'txt':f'text {i}', 'a.i8':i} for i in range(9)], folder, num_workers=0, progress=False, **kwargs)
@@ -25,7 +24,7 @@ def victim(tmp_path):
     return tmp_path/'victim'
 
 CALLS = {
-    'delete':lambda folder: delete_shards(folder),
+    'delete':ShardStore.delete,
     'overwrite':lambda folder: write(folder, overwrite=True),
     'drop_fields':lambda folder: ShardStore(folder).drop_fields(['a.i8']),
     'edit':lambda folder: ShardStore(folder).edit(drop=[0]),
@@ -56,7 +55,7 @@ def test_an_index_behind_a_link_is_refused_by_name(victim, tmp_path):
     folder = tmp_path/'tars'
     folder.mkdir()
     (folder/'.fastai_remote').symlink_to(victim)
-    for call in delete_shards, abandon_shards:
+    for call in ShardStore.delete, ShardStore.abandon:
         with pytest.raises(StoreError, match='.fastai_remote is a symbolic link .* remove it'): call(folder)
 
 def test_files_of_others_in_our_own_folder_stay(tmp_path):
@@ -64,5 +63,5 @@ def test_files_of_others_in_our_own_folder_stay(tmp_path):
     (tmp_path/'d/.fastai_remote/shard-000000.tar').mkdir()
     (tmp_path/'d/.fastai_remote/notes.txt').write_text('theirs')
     (tmp_path/'d/.fastai_remote/empty').mkdir()
-    delete_shards(tmp_path/'d')
+    ShardStore.delete(tmp_path/'d')
     assert contents(tmp_path/'d').keys()=={Path('.fastai_remote/notes.txt')}
