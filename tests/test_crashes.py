@@ -5,8 +5,10 @@ from functools import cache
 import pytest
 
 from conftest import private_server
-from crashes import dies_at
+from crashes import crash, dies_at
 from fastai_remote import index_shards, RedisStore, StoreExists, StoreNotFound
+from fastai_remote.store.storage import Storage
+from fastai_remote.write.shards import ShardWriter
 from in_memory import in_memory
 from shard_helpers import tar
 from snapshots import FolderPlace, RedisPlace
@@ -169,3 +171,18 @@ def test_what_died_can_be_abandoned_or_replaced_by_another(places, where):
             assert place.visible()==replaced[0], k
         check_reader(is_old=False)
     assert was==after[0]   # the last ones died after the commit
+
+# --- calls that are saved
+
+def test_records_of_chunks_are_read_many_at_a_time():
+    "Not one by one, each of which would take a round trip to object storage; also where one of them is long"
+    writer = ShardWriter(Storage('memory://records/numbers'))
+    writer.begin(dict(signature='one', n=200, chunk=1, fields={'id':{'codec':'i8', 'dtype':'i8'}}, splits=None, vocab={},
+                      stats=None, open=False))
+    failures = [(f'sample {k}', 'x'*(10 if k!=7 else 600_000)) for k in range(200)]
+    for k,failure in enumerate(failures):
+        writer.opener()().done(k, dict(ok=0, failed=1, bytes=0, gaps=[[k,k+1]]), [failure])
+    with crash(1000) as coming: found = [tuple(*record['failures']) for _,record in writer.records()]
+    assert found==failures and 1000-coming.left<10   # calls
+    writer.abandon()
+    writer.close()

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 import numpy as np
+from fastcore.basics import chunked
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.webdataset import check_members
@@ -220,7 +221,7 @@ class ShardWriter(Writer):
 
     def _is_recorded(self, chunk):
         "Has an attempt recorded this chunk? For use while `publishing`"
-        return bool(self.hidden.ranges([_record_file(chunk)], [0], [1])[0])
+        return bool(self._read_records([chunk], 1)[0])
 
     def done(self,
         chunk:int, # Number of the chunk
@@ -243,15 +244,20 @@ class ShardWriter(Writer):
 
         Records of chunks that the plan does not have are left out. A record is what `done` got, with `shards` (rows as
         the writer has them) and `failures`."""
-        for chunk in sorted(map(record_number, filter(RECORD_FILE.match, self.hidden.names('.ingest')))):
-            if chunk>=chunk_count(self.plan): return
-            file = _record_file(chunk)
-            content, = self.hidden.ranges([file], [0], [MAX_FILE], beyond=True)
-            if content is None: continue   # removed by a process that has taken over
-            try: record = unseal(content, MAX_STATE)
-            except ValueError:   # it is damaged: the chunk is written again
-                with self.place.lock.publishing(): self.hidden.remove([file])
-            else: yield chunk,record
+        chunks = sorted(map(record_number, filter(RECORD_FILE.match, self.hidden.names('.ingest'))))
+        for some in chunked([chunk for chunk in chunks if chunk<chunk_count(self.plan)], 64):
+            for chunk,content in zip(some, self._read_records(some, _USUAL_RECORD)):
+                if content is not None and len(content)==_USUAL_RECORD: content, = self._read_records([chunk], MAX_FILE)
+                if content is None: continue   # removed by a process that has taken over
+                try: record = unseal(content, MAX_STATE)
+                except ValueError:   # it is damaged: the chunk is written again
+                    with self.place.lock.publishing(): self.hidden.remove([_record_file(chunk)])
+                else: yield chunk,record
+
+    def _read_records(self, chunks, n_bytes):
+        "The first bytes of the files with the records of `chunks`, at the same time; `None` for what is not there"
+        files = list(map(_record_file, chunks))
+        return self.hidden.ranges(files, [0]*len(files), [n_bytes]*len(files), beyond=True)
 
     def failures(self):
         "Returns an iterator of `(sample, reason)`, both `str`, for the samples that could not be converted"
@@ -319,6 +325,8 @@ def _name_part(split):
     return f'{split}-' if split and re.fullmatch('[A-Za-z][A-Za-z0-9_]{0,63}', split) else ''
 
 class _OtherAttempt(Exception): "Another attempt has recorded the chunk first: its shards count"
+
+_USUAL_RECORD = 1<<19   # bytes; longer ones are read once more, alone
 
 def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
 
