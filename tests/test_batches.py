@@ -16,7 +16,7 @@ from fastai_remote.codec.fields import register_codec
 from fastai_remote.core import CorruptSample, MissingSample, UnknownField
 from fastai_remote.load import equivalence, fast_path, lazy_image, loader
 from fastai_remote.load.equivalence import is_shipped
-from fastai_remote.load.lazy_image import image_floats, open_image
+from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.shared_buffers import SharedBuffers
 from fastai_remote.load.whole import WholeBatches
@@ -574,3 +574,17 @@ def test_batches_of_given_positions_need_no_epoch(in_shards):
     assert numbers_of(dl.create_batches([7, 50, 3, 9, 8, 11]))==[7, 50, 3, 9, 8, 11]
     list(dl)
     assert numbers_of(dl.create_batches([7, 50, 3, 9, 8, 11]))==[7, 50, 3, 9, 8, 11]
+
+def test_memory_of_a_batch_is_used_again_only_when_nothing_refers_to_it():
+    x,memory = TensorImage(torch.randint(0, 200, (4,3,50,60), dtype=torch.uint8)),BatchMemory()
+    def floats(o): return image_floats(o, 255., memory).as_subclass(type(o))
+    kept = [floats(x+k) for k in range(4)]
+    for k,batch in enumerate(kept): test_eq(batch, IntToFloatTensor()(x+k))
+    part,at = kept[3][1,:,3:],kept[3].data_ptr()
+    before = part.clone()
+    del kept, batch
+    assert floats(x).data_ptr()!=at   # a part of that batch is in use
+    floats(x+9), floats(x+10)
+    test_eq(part, before)
+    free = floats(x).data_ptr()
+    assert floats(x).data_ptr()==free

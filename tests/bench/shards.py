@@ -30,7 +30,7 @@ Reason:  this package compares checksums of each sample (7 us for 107 KB) and of
          costs 0.09 s once in the main process and in each worker; and a shard is written with fsync before it gets its
          name (0.5 ms of waiting per MB), so that a power failure leaves no partial shard. Another client would be a
          second way to reach storage. fastai's `Datasets` and pipelines cost 0.5 ms per sample, where all else takes
-         0.35 ms and decoding 2.3 ms: half is the dispatch on types of transforms that do nothing for a number or a
+         0.35 ms: half is the dispatch on types of transforms that do nothing for a number or a
          label, which stock fastai pays, too.
          Shards that are fetched ahead wait in buffers, which explains the memory: 60 to 86 MB per worker while they
          arrive and 34 to 60 MB afterwards. webdataset's shuffle buffer takes 83 to 106 MB, litdata 142 and 54 MB,
