@@ -481,6 +481,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastai_remote/load/dataset.py'),
                                             'fastai_remote.load.dataset.RemoteDataset.batches': ( 'load/dataset.html#remotedataset.batches',
                                                                                                   'fastai_remote/load/dataset.py'),
+                                            'fastai_remote.load.dataset.RemoteDataset.kept': ( 'load/dataset.html#remotedataset.kept',
+                                                                                               'fastai_remote/load/dataset.py'),
                                             'fastai_remote.load.dataset.RemoteDataset.may_drop': ( 'load/dataset.html#remotedataset.may_drop',
                                                                                                    'fastai_remote/load/dataset.py'),
                                             'fastai_remote.load.dataset.RemoteDataset.pairs': ( 'load/dataset.html#remotedataset.pairs',

@@ -284,6 +284,19 @@ class RemoteDataset(Pipeline, Dataset):
                 elif result.stops: return
             if any(dropped.stops for dropped in read[2]): return
 
+    def kept(self,
+        reads # Iterable of what `read` returns
+    ): # Yields a list of samples for each of them
+        "As `pairs`, but the samples alone: for small values, an epoch of a `BatchedDataset` takes a tenth less time"
+        stop = None   # position of a sample where the handler ends the epoch
+        for read in reads:
+            results = self.results(read)
+            if self.may_drop:
+                stop = next((k for k,o in enumerate(results) if isinstance(o, Dropped) and o.stops), None)
+                results = [o for o in results[:stop] if not isinstance(o, Dropped)]
+            yield results
+            if stop is not None: return
+
     def read_ahead(self,
         batches, # Iterable of arrays of positions
         prefetch=None # Called with each of them, returns arguments of the store's `prefetch`, or `None`
@@ -434,7 +447,8 @@ class BatchedDataset(Pipeline, _BatchEpochs, StreamInput, IterableDataset):
         order,worker,num_workers = self._order(key, consumer),consumer.worker,consumer.num_workers
         parts = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
         reads = self.ds.read_ahead(parts, self._shard_prefetch(order, worker, num_workers, skipped))
-        batches = batches_of(self.ds.pairs(reads), self.bs, self.collate, not self.drop_last)
+        samples = itertools.chain.from_iterable(self.ds.kept(reads))
+        batches = batches_of(samples, self.bs, self.collate, not self.drop_last)
         yield from itertools.islice(batches, first-skipped, None)
 
     def run(self, key, consumer): return ((None,batch) for batch in self.results(key, consumer, 0))

@@ -101,6 +101,9 @@ class RemoteDataset(Pipeline, Dataset):
     def pairs(self, reads):
         ...
 
+    def kept(self, reads):
+        ...
+
     def read_ahead(self, batches, prefetch=None):
         ...
 

@@ -97,16 +97,17 @@ def _rsample_stage(upstream, run, p):
     return (pair for pair in upstream(0) if rng.random()<p)
 
 def batches_of(
-    pairs, # Iterator of pairs `(origin, sample)`
+    samples, # Iterator
     bs:int, # Samples per batch
     collate, # `collate(list)` -> batch; `None` leaves lists
     partial:bool # Keep a last batch that is smaller?
 ): # Yields batches
     "The samples in batches"
-    while samples:=[sample for _,sample in itertools.islice(pairs, bs)]:
-        if len(samples)==bs or partial: yield samples if collate is None else collate(samples)
+    while batch:=list(itertools.islice(samples, bs)):
+        if len(batch)==bs or partial: yield batch if collate is None else collate(batch)
 
-def _batched_stage(upstream, run, *options): return ((None,batch) for batch in batches_of(upstream(0), *options))
+def _batched_stage(upstream, run, *options):
+    return ((None,batch) for batch in batches_of((sample for _,sample in upstream(0)), *options))
 
 def _unlisted_stage(upstream, run):
     "Yields `(None, element)` for each element of the lists of `upstream(0)`; raises `TypeError` for what is no list"
