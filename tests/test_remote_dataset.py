@@ -77,6 +77,22 @@ def test_a_random_sampler_fetches_no_whole_shards(remote, monkeypatch):
     monkeypatch.setattr(WholeShards, 'download', lambda *args: pytest.fail('a whole shard'))
     assert sorted(numbers(DataLoader(chain(remote), batch_size=16, shuffle=True)))==list(range(N))
 
+@pytest.mark.parametrize('failures', [1,2])
+def test_a_batch_that_can_be_read_at_the_second_attempt_is_whole(failures):
+    "A handler is asked about samples that cannot be read alone; meanwhile a server may have come back with all of them"
+    class Recovering(MemoryStore):
+        left = failures
+        def read_values(self, numbers, fields):
+            self.left -= 1
+            if self.left>=0: raise MissingSample('not yet')
+            return super().read_values(numbers, fields)
+    store,asked = Recovering({'k.i4':np.arange(8, dtype='i4')}, 'recovering'),[]
+    def handler(error):
+        asked.append(error)
+        return True
+    dataset = RemoteDataset(store, handler=handler).to_tuple('k.i4')
+    assert [k for k, in dataset.__getitems__(list(range(8)))]==list(range(8)) and not asked
+
 # --- samples
 
 def test_parts(written):

@@ -218,12 +218,12 @@ class RemoteDataset(Pipeline, Dataset):
         Samples after one where the handler ends the epoch are not read."""
         good,dropped = [],[]
         for some,found in read_parts(self._values, numbers):
-            if not isinstance(found, Exception): good += some.tolist()
-            else:
+            if isinstance(found, Exception):
                 place = f'{self.store.name}: sample {some[0]}'
                 dropped.append(Dropped(place, found, not ask_handler(self.handler, found, place)))
                 if dropped[-1].stops: break
-        if not dropped: return numbers,found,[]
+            elif len(some)==len(numbers): return numbers,found,[]
+            else: good += some.tolist()
         good = np.array(good, np.int64)
         return good,self._values(good) if len(good) else {},dropped
 
