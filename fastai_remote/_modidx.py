@@ -1939,6 +1939,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered._open_store': ( 'store/tiered.html#_open_store',
                                                                                         'fastai_remote/store/tiered.py'),
+                                            'fastai_remote.store.tiered._pieces': ( 'store/tiered.html#_pieces',
+                                                                                    'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered._prefix_of': ( 'store/tiered.html#_prefix_of',
                                                                                        'fastai_remote/store/tiered.py'),
                                             'fastai_remote.store.tiered._warm_chunk': ( 'store/tiered.html#_warm_chunk',

@@ -411,3 +411,12 @@ def test_a_copy_with_only_labels_and_numbers_has_no_values_to_compare(fresh, tmp
 def test_arguments_that_make_no_sense_are_refused(fresh, folder, options, match):
     "A queue without a limit could take all memory, and one of none would keep nothing, and never say so"
     with pytest.raises((TypeError,ValueError), match=match): TieredStore(fresh.url, ShardStore(folder), **options)
+
+def test_large_values_are_written_a_few_at_a_time(fresh, sent, tmp_path):
+    "Each round trip has a deadline, and one copy of what it sends"
+    to_shards([{'bin':bytes(1<<20)} for _ in range(10)], tmp_path, num_workers=1, progress=False)
+    store = TieredStore(fresh.url, ShardStore(tmp_path))
+    store.get_many(range(10), 'bin')
+    assert is_flushed(store)
+    writes = [commands for commands in sent if commands and commands[0][0]=='SET']
+    assert sum(map(len, writes))==10 and max(map(len, writes))==4

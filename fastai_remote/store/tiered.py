@@ -28,6 +28,7 @@ from .redis_layout import key_layout
 from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/19_tiered.ipynb #3b6ed0e9
+_PIPELINE_BYTES = 1<<22   # bytes written in one round trip
 _VALUE_OVERHEAD = 200   # bytes of Python's objects for each value that waits
 _LONGEST_PAUSE = 60.   # seconds that Redis is left alone after a failure
 
@@ -132,16 +133,28 @@ def _forget(self:_ValueCache, items):
 
 @patch
 def _write(self:_ValueCache, items):
-    "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, they are dropped"
+    "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, the rest is dropped"
     expiry = () if self.ttl is None else ('PX', max(1, int(1000*self.ttl)))
     try:
-        if self.is_paused('write'): return
-        self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
-        self.link.send([('SET', key, value, *expiry) for key,value in items], timeout=self.write_timeout)
-        self.succeeded('write')
+        for piece in _pieces(items):
+            if self.is_paused('write'): return
+            self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
+            self.link.send([('SET', key, value, *expiry) for key,value in piece], timeout=self.write_timeout)
+            self.succeeded('write')
     except RuntimeError: pass
     except StoreError as e: self.failed('write', e)
     finally: self._forget(items)
+
+def _pieces(items):
+    "Divides a list of `(key, value)` into lists of about `_PIPELINE_BYTES`"
+    piece,nbytes = [],0
+    for key,value in items:
+        piece.append((key, value))
+        nbytes += len(value)
+        if nbytes<_PIPELINE_BYTES: continue
+        yield piece
+        piece,nbytes = [],0
+    if piece: yield piece
 
 def _flush_at_exit(ref, timeout=1.):
     cache = ref()

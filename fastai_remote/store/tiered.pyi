@@ -4,6 +4,7 @@ __all__: Any
 from .base import Store
 from .redis import RedisReader
 from .redis_link import RedisLink
+_PIPELINE_BYTES: Any
 _VALUE_OVERHEAD: Any
 _LONGEST_PAUSE: Any
 
@@ -53,6 +54,9 @@ class _ValueCache:
 
     def _write(self, items):
         ...
+
+def _pieces(items):
+    ...
 
 def _flush_at_exit(ref, timeout=1.0):
     ...
