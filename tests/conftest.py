@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from PIL import Image
+from fastai.torch_core import default_device
 
 from fastai_remote.codec import fields
 from fastai_remote.ingest.redis import to_redis
@@ -25,6 +26,8 @@ from fastai_remote.source.files import image_samples
 from clusters import LocalCluster, wait_for
 from fault_storage import faults
 from interpreters import Interpreters
+
+default_device(False)   # the CPU, also on a machine with a GPU, but for the tests that ask for it
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children: tests that interrupt them
 # would wait for ever.

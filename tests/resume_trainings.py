@@ -44,12 +44,15 @@ CALLBACKS = {'mixup':MixUp, 'cutmix':CutMix, 'accumulate':lambda: GradientAccumu
     'short':lambda: ShortEpochCallback(.5, short_valid=False),
     'csv':CSVLogger, 'save':lambda: SaveModelCallback(monitor='valid_loss'),
     'plateau':lambda: ReduceLROnPlateau(min_delta=10.), 'early':lambda: EarlyStoppingCallback(min_delta=10.),
-    'bf16':lambda: MixedPrecision('bf16')}
+    'bf16':lambda: MixedPrecision('bf16'), 'fp16':lambda: MixedPrecision(init_scale=2.**40, growth_interval=3)}
 
 def learner(store, folder, options, lines, resume, log=None, **kwargs):
     "A learner over `store` as the words in `options` say"
     item_tfms = [RandomResizedCrop(16), Jitter()] if 'jitter' in options else RandomResizedCrop(16)
     if 'balance' in options: kwargs['balance'] = 'cls'
+    if 'gpu' in options:
+        kwargs['device'] = 'cuda'
+        torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = True,False
     kwargs |= {name:value for name,value in (('on_bad','skip'),('on_bad','replace')) if value in options}
     cbs = [log or BatchLog(lines), resume, *(make() for name,make in CALLBACKS.items() if name in options)]
     if 'texts' in options: return text_learner(store, folder, cbs, **kwargs)

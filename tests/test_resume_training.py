@@ -1,5 +1,5 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import inspect, json, multiprocessing, os, shutil, signal, socket, sys, warnings
+import inspect, io, json, multiprocessing, os, shutil, signal, socket, sys, warnings
 
 import pytest
 from fastai.vision.all import *
@@ -10,6 +10,7 @@ from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
 from fastai_remote.load.equivalence import image_tfms
 from fastai_remote.load.distributed import RemoteDistributedDL
+from fastai_remote.load.seeds import seed_all
 from in_memory import in_memory
 from inputs import encoded
 from resume_trainings import digest, Jitter, learner, BatchLog, merged, read_lines, train
@@ -80,6 +81,15 @@ def test_known_transforms_draw_from_random_alone():
         drawn.append(random.getstate()!=before)
         assert str(others)==str((np.random.get_state()[1:3],torch.get_rng_state())), tfm
     assert len(made)==6 and sum(drawn)>=4
+
+def test_the_generators_of_all_devices_are_seeded(monkeypatch):
+    "Dropout on a GPU, also one of Apple, draws from the generator of the GPU"
+    seeds = []
+    for device in torch.backends.mps,torch.cuda: monkeypatch.setattr(device, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.mps, 'manual_seed', seeds.append)
+    monkeypatch.setattr(torch.cuda, 'manual_seed_all', seeds.append)
+    for devices in False,True: seed_all(5, devices)
+    assert seeds==[5,5] and torch.initial_seed()==5
 
 def test_an_epoch_is_not_disturbed_by_another_of_the_same_loader(stores):
     train,seen = loaders(stores['memory']).train,[]
@@ -203,12 +213,15 @@ def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **k
 
 CASES = [('mixup', [3,6]), ('jitter train_metrics', [1,7]), ('fine_tune save csv', [2,9,8]), ('accumulate flat', [5]),
     ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7]),
-    ('cutmix', [3]), ('skip', [2,7]), ('replace', [4,3]), ('texts', [4,9])]
+    ('cutmix', [3]), ('skip', [2,7]), ('replace', [4,3]), ('texts', [4,9]), ('gpu mixup', [3,6]),
+    ('gpu fp16 train_metrics', [2,9])]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('options,stops', CASES)
-def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, options, stops):
+def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, monkeypatch, options, stops):
     "Batches, weights after each of them, optimiser, recorder, log and predictions are the same bits"
+    if 'gpu' in options and not torch.cuda.is_available(): pytest.skip('there is no GPU')
+    monkeypatch.setattr(defaults, 'use_cuda', 'gpu' in options)
     names = {'csv':'shards', 'balance':'shards', 'skip':'damaged', 'replace':'damaged', 'texts':'texts'}
     store = stores[next((name for word,name in names.items() if word in options), 'memory')]
     done,result = straight(store, tmp_path/'a', options)
@@ -359,6 +372,21 @@ def test_a_checkpoint_is_plain_data_at_any_url(half):
     found = decode(file.read())
     assert found['n']==2 and str(found['values'])==str(values) and type(found['values']['l']) is L
     with pytest.raises(TypeError): encode(object())
+
+class OnGpu(torch.Tensor):
+    "Says that it is on a GPU"
+    device = torch.device('cuda:1')
+
+def test_what_was_on_a_gpu_returns_to_the_device_of_the_model():
+    "The state of an optimizer has to be where the weights are, and what was on the CPU stays there"
+    ones = torch.ones(2).as_subclass(OnGpu)
+    state = encode({'sqr':ones, 'step':torch.ones(2), 'losses':[ones]})
+    with io.BytesIO() as file:
+        torch.save(state, file)
+        state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    found = decode(state, 'meta')
+    assert [found['sqr'].device.type, found['step'].device.type, found['losses'][0].device.type]==['meta','cpu','meta']
+    assert type(found['sqr']) is torch.Tensor and decode(state)['sqr'].tolist()==[1,1]
 
 def test_attributes_that_cannot_be_saved_are_named_once(stores, tmp_path):
     class Mine(Callback):

@@ -102,8 +102,9 @@ def read_audio(
         return values.T,rate
     if find_spec('torchaudio'):
         import torchaudio
-        values,rate = torchaudio.load(io.BytesIO(content))
-        return values.numpy(),rate
+        try: values,rate = torchaudio.load(io.BytesIO(content))
+        except ImportError: pass   # from 2.9 on it needs torchcodec
+        else: return values.numpy(),rate
     raise ImportError(f'a recording that begins with {content[:4]!r} needs a decoder: install soundfile (pip install '
                       'soundfile), or register a codec of your own for the field (register_codec), which returns '
                       'arrays; only wav files with whole numbers of up to 32 bits need none')

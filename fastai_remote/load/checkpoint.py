@@ -20,36 +20,45 @@ from ..store.storage import Storage
 def encode(
     o # None, numbers, texts, tensors, arrays, and lists, tuples, `L`s and dicts of these
 ):
-    "A copy of `o` as plain data; raises `TypeError` for anything else. Tensors are copied to the CPU."
+    """A copy of `o` as plain data; raises `TypeError` for anything else
+
+    Tensors are copied to the CPU; those that were on a GPU are marked."""
     if o is None or type(o) in (bool,int,float,str): return o
     if isinstance(o, np.generic): return o.item()
-    if isinstance(o, torch.Tensor): return o.detach().cpu().as_subclass(torch.Tensor).clone()
+    if isinstance(o, torch.Tensor): return copied(o) if o.device.type=='cpu' else {'~device':copied(o)}
     if isinstance(o, np.ndarray) and o.dtype.kind in 'biufc': return {'~array':torch.from_numpy(o.copy())}
     if isinstance(o, dict):
         if not all(type(k) in (str,int,float,bool) and k not in _kinds for k in o): raise TypeError('keys of a dict')
         return {k:encode(v) for k,v in o.items()}
     name = next((name for name,kind in _kinds.items() if kind is type(o)), None)
     if name is None: raise TypeError(type(o).__name__)
-    if len(o)>8 and all(map(_is_scalar, o)) and len({x.dtype for x in o})==1: return {name:torch.stack(list(o)).cpu()}
+    if len(o)>8 and all(map(_is_scalar, o)) and len({(x.dtype,x.device) for x in o})==1:
+        return {name:encode(torch.stack(list(o)))}
     values = [encode(v) for v in o]
     return values if name=='~list' else {name:values}
 
+def copied(tensor)->torch.Tensor:
+    "A copy of a tensor on the CPU, without a subclass and gradients"
+    return tensor.detach().to('cpu', copy=True).as_subclass(torch.Tensor)
+
 # A list is its own encoding, unless it has a tensor for each batch so far, which would be as many records of a file
-_kinds = {'~list':list, '~tuple':tuple, '~L':L, '~array':np.ndarray}
+_kinds = {'~list':list, '~tuple':tuple, '~L':L, '~array':np.ndarray, '~device':torch.Tensor}
 
 def _is_scalar(o): return type(o) is torch.Tensor and o.ndim==0
 
 def decode(
-    o # What `encode` returned
+    o, # What `encode` returned
+    device='cpu' # Of the tensors that were on a GPU: that of the model
 ):
-    "What was encoded, with plain tensors on the CPU"
-    if isinstance(o, list): return [decode(v) for v in o]
+    "What was encoded, with plain tensors"
+    if isinstance(o, list): return [decode(v, device) for v in o]
     if not isinstance(o, dict): return o
     name = next(iter(o), None)
+    if name not in _kinds: return {k:decode(v, device) for k,v in o.items()}
     if name=='~array': return o[name].numpy()
-    if name not in _kinds: return {k:decode(v) for k,v in o.items()}
-    values = o[name]
-    return _kinds[name](values.unbind() if isinstance(values, torch.Tensor) else [decode(v) for v in values])
+    if name=='~device': return o[name].to(device)
+    values = decode(o[name], device)
+    return _kinds[name](values.unbind() if isinstance(values, torch.Tensor) else values)
 
 # Callbacks and metrics
 
@@ -77,11 +86,12 @@ def state_of(
 
 def restore(
     o, # A callback or a metric
-    state # The plain data of `state_of`
+    state, # The plain data of `state_of`
+    device='cpu' # Of the model
 ):
     "Give `o` the state"
-    if hasattr(type(o), 'load_state_dict'): return o.load_state_dict(decode(state))
-    for name,value in state.items(): object.__setattr__(o, name, decode(value))
+    if hasattr(type(o), 'load_state_dict'): return o.load_state_dict(decode(state, device))
+    for name,value in state.items(): object.__setattr__(o, name, decode(value, device))
 
 # Files
 

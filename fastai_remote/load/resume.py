@@ -23,7 +23,7 @@ from fastcore.basics import patch
 from fastcore.foundation import L
 
 from ..clock import monotonic
-from .checkpoint import CheckpointFile, decode, encode, restore, state_of
+from .checkpoint import CheckpointFile, copied, decode, encode, restore, state_of
 from .loader import RemoteDL
 from .seeds import key_of, seed_all
 from .texts import RemoteLMDL
@@ -146,6 +146,7 @@ def is_done(self:Resume,
     epochs = f'{n_epoch} epoch'+'s'*(n_epoch>1)
     _say(f'{name}: finished (fit {fit+1}, {epochs}), nothing is trained; Resume(…, again=True) begins a new training')
     if found['fit']==fit+1 and found['is_over']:
+        learn.model.to(learn.dls.device)   # as fastai does when a fit begins
         if not learn.opt: learn.create_opt()
         self._restore(learn, found)
     return True
@@ -320,7 +321,7 @@ def _save(self:Resume, state):
     model,scaler = get_model(learn.model),getattr(learn, 'scaler', None)
     # gradients that are zero differ from those that are None: the optimiser leaves out the parameters of the latter
     grads = [p.grad if p.grad is None or bool(p.grad.any()) else 0 for p in model.parameters()]
-    full = dict(state, model={name:encode(value) for name,value in model.state_dict().items()}, grads=encode(grads),
+    full = dict(state, model={name:copied(value) for name,value in model.state_dict().items()}, grads=encode(grads),
                 opt=encode(learn.opt.state_dict()), scaler=encode(scaler.state_dict()) if scaler is not None else None)
     self.writing = self.writer.submit(self.file.write, full)
 
@@ -328,15 +329,16 @@ def _save(self:Resume, state):
 def _restore(self:Resume, learn, found):
     "Put the state `found` into `learn`, its optimiser, callbacks and metrics"
     model = get_model(learn.model)
-    model.load_state_dict(decode(found['model']))
-    learn.opt.load_state_dict(decode(found['opt']))
-    for p,grad in zip(model.parameters(), found['grads']):
-        p.grad = None if grad is None else torch.zeros_like(p) if isinstance(grad, int) else grad.to(p.device)
+    device = next((p.device for p in model.parameters()), 'cpu')
+    model.load_state_dict(found['model'])
+    learn.opt.load_state_dict(decode(found['opt'], device))
+    for p,grad in zip(model.parameters(), decode(found['grads'], device)):
+        p.grad = torch.zeros_like(p) if isinstance(grad, int) else grad
     learn.train_iter,learn.pct_train = found['train_iter'],found['pct_train']
     for name,o in self._objects(learn).items():
         state = dict(found['objects'].get(name, {}))
         text = state.pop('~text', None)
-        restore(o, state)
+        restore(o, state, device)
         if text is not None: _put_text(o, text)
     if found['scaler']: learn.scaler.load_state_dict(found['scaler'])
 

@@ -29,6 +29,7 @@ def seed_all(
     np.random.seed(key&0xFFFFFFFF)
     torch.default_generator.manual_seed(key)   # `torch.manual_seed` takes a hundred times as long
     if devices and torch.cuda.is_available(): torch.cuda.manual_seed_all(key)
+    if devices and torch.backends.mps.is_available(): torch.mps.manual_seed(key)
 
 _SAMPLE,_STEP = 0,1   # what a key is for
 
