@@ -4,9 +4,9 @@
 
 Each mutant is a copy of the project in which one place of `store`, `write`, `ingest`, `codec`, `order` or `load` was
 changed by one of the operators below; places are drawn with `--seed`, and each operator gets about the same number.
-First the quick tests run that name most of what the changed module defines, of `--jobs` mutants at a time; then
-`make test`, then the others, of one mutant at a time, until a test fails or `--limit` seconds are over (which counts as
-noticed: the change makes the code hang). The result file `tests/bench/results/mutants-SEED.json` is written after each
+First all quick tests run once, and coverage.py notes which of them runs which line. Then, of `--jobs` mutants at a time,
+quick tests run that run the changed line; then `make test`, then the others, of one mutant at a time, until a test fails
+or `--limit` seconds are over (which counts as noticed: the change makes the code hang). The result file `tests/bench/results/mutants-SEED.json` is written after each
 mutant; a run that was stopped continues there. Delete the file to begin anew.
 
 Operators:
@@ -17,11 +17,12 @@ Operators:
 - retry: what is tried several times is tried once
 - none: a function that returns something returns `None` at once"""
 import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = 'store','write','ingest','codec','order','load'
@@ -150,28 +151,43 @@ def draw(seed, n):
         chosen += [mutant for mutant in mutants if is_valid(mutant, texts[mutant.module])]
     return chosen[:n]
 
-def likely_files(module, tests, n=6):
-    "The `n` files of `tests` that name most of what `module` defines"
-    tree = ast.parse((ROOT/'fastai_remote'/module).read_text())
-    names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef,ast.FunctionDef))}
-    names = {name for name in names if len(name)>3}|{Path(module).stem}
-    counts = Counter()
-    for path in tests.glob('test_*.py'):
-        if path.stem in ('test_nbs','test_package','test_docs'): continue
-        words = Counter(re.findall(r'\w+', path.read_text()))
-        stem = path.stem.removeprefix('test_')
-        counts[path.name] = sum(min(words[name], 5) for name in names)+5*(stem in module or Path(module).stem in stem)
-    return [f'tests/{name}' for name,count in counts.most_common(n) if count]
+def measured(tests, jobs):
+    "Run the quick tests in `jobs` processes; returns the files that say which test has run which line"
+    folder = Path(tempfile.mkdtemp(prefix='mutants-coverage-'))
+    settings = folder/'settings'
+    settings.write_text('[run]\nsource_pkgs = fastai_remote\ndynamic_context = test_function\n')
+    files = sorted(map(str, [*tests.glob('test_*.py'), *tests.glob('regressions/test_*.py')]))
+    def run_part(k):
+        data = folder/f'part-{k}'
+        env = {**os.environ, 'PYTHONPATH':str(ROOT), 'COVERAGE_FILE':str(data)}
+        subprocess.run([sys.executable, '-m', 'coverage', 'run', f'--rcfile={settings}', '-m', 'pytest', '-q', '-p',
+                        'no:xdist', '-m', 'not slow', *files[k::jobs]], cwd=ROOT, env=env)
+        return data
+    with ThreadPoolExecutor(jobs) as pool: return list(pool.map(run_part, range(jobs)))
+
+def tests_of(mutant, data, tests, n=60):
+    "Up to `n` of the quick tests that run the changed line, as arguments of pytest"
+    names = set()
+    for file in data:
+        found = CoverageData(file)
+        found.read()
+        ending = f'/fastai_remote/{mutant.module}'
+        module = next((path for path in found.measured_files() if path.endswith(ending)), None)
+        if module: names.update(found.contexts_by_lineno(module).get(mutant.line, ()))
+    paths = {path.stem:path.relative_to(tests) for path in tests.rglob('test_*.py')}
+    found = sorted(name.split('.', 1) for name in names if name.split('.')[0] in paths)
+    chosen = random.Random(0).sample(found, min(n, len(found)))
+    return [f'tests/{paths[file]}::{name.replace(".", "::")}' for file,name in chosen]
 
 def failed_test(output):
     "The test that failed first, from what pytest prints"
     match = re.search(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
     return match[1] if match else output.strip().splitlines()[-1][:200] if output.strip() else 'no output'
 
-def run(mutant, tests, limit, whole):
+def run(mutant, tests, limit, data=None):
     """What notices a mutant: the name of a test, 'time' if it hangs; `''` if nothing does
 
-    Runs the likely tests in one process, or with `whole` all tests in two."""
+    With `data` of `measured`, it runs tests that run the line, in one process; without, all tests, in two."""
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
         copy = Path(folder)/'project'
         ignored = shutil.ignore_patterns('.venv*', '__pycache__', '_docs', '.hypothesis', '.pytest_cache')
@@ -182,9 +198,9 @@ def run(mutant, tests, limit, whole):
         path = copy/'fastai_remote'/mutant.module
         path.write_text(changed(mutant, path.read_text()))
         env = {**os.environ, 'PYTHONPATH':str(copy), 'PYTHONDONTWRITEBYTECODE':'1'}
-        if not whole:
-            likely = likely_files(mutant.module, copy/'tests')
-            return likely and first_failure(copy, env, [*likely, '-m', 'not slow'], limit) or ''
+        if data is not None:
+            chosen = tests_of(mutant, data, copy/'tests')
+            return chosen and first_failure(copy, env, [*chosen, '-m', 'not slow'], limit) or ''
         for kind in 'not slow','slow':
             noticed = first_failure(copy, env, ['-n', '2', '--dist', 'loadgroup', '-m', kind], limit)
             if noticed: return noticed
@@ -225,14 +241,17 @@ def main():
         key = mutant.module,mutant.start,mutant.new
         mutant.result = 'not run' if args.list else done.get(key, '')
         if mutant.result: show(mutants, mutant)
-    def try_one(mutant, whole):
+    def try_one(mutant, data=None):
         began = time.monotonic()
-        mutant.result = run(mutant, args.tests.resolve(), args.limit, whole) or ('survived' if whole else '')
+        mutant.result = run(mutant, args.tests.resolve(), args.limit, data) or ('' if data else 'survived')
         if mutant.result: show(mutants, mutant, f'({time.monotonic()-began:.0f} s)')
         if mutant.result and not args.only: write_results(file, args.seed, mutants)
-    for jobs,whole in (args.jobs,False),(1,True):   # the whole suite needs both cores
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(partial(try_one, whole=whole), [mutant for mutant in mutants if not mutant.result]))
+    left = [mutant for mutant in mutants if not mutant.result]
+    if not left: return
+    data = measured(args.tests.resolve(), args.jobs)
+    with ThreadPoolExecutor(args.jobs) as pool: list(pool.map(partial(try_one, data=data), left))
+    for mutant in left:   # the whole suite needs both cores
+        if not mutant.result: try_one(mutant)
 
 def show(mutants, mutant, took=''):
     old = ' '.join(mutant.old.split())[:60]

@@ -46,6 +46,8 @@ CALLBACKS = {'mixup':MixUp, 'cutmix':CutMix, 'accumulate':lambda: GradientAccumu
     'plateau':lambda: ReduceLROnPlateau(min_delta=10.), 'early':lambda: EarlyStoppingCallback(min_delta=10.),
     'bf16':lambda: MixedPrecision('bf16'), 'fp16':lambda: MixedPrecision(init_scale=2.**40, growth_interval=3)}
 
+OPTIMIZERS = {'ranger':ranger, 'torch_adamw':partial(OptimWrapper, opt=torch.optim.AdamW)}
+
 def learner(store, folder, options, lines, resume, log=None, **kwargs):
     "A learner over `store` as the words in `options` say"
     item_tfms = [RandomResizedCrop(16), Jitter()] if 'jitter' in options else RandomResizedCrop(16)
@@ -61,7 +63,8 @@ def learner(store, folder, options, lines, resume, log=None, **kwargs):
                                                   batch_tfms=aug_transforms(size=16)), **kwargs})
     head = nn.AdaptiveAvgPool2d(1),Flatten(),nn.Dropout(.3),nn.Linear(8, dls.c)
     model = nn.Sequential(ConvLayer(3, 8, stride=2), *head)
-    learn = Learner(dls, model, metrics=[accuracy, F1Score(average='macro')], cbs=cbs, loss_func=CrossEntropyLossFlat())
+    learn = Learner(dls, model, metrics=[accuracy, F1Score(average='macro')], cbs=cbs, loss_func=CrossEntropyLossFlat(),
+                    opt_func=next((func for name,func in OPTIMIZERS.items() if name in options), Adam))
     learn.recorder.add_time,learn.recorder.train_metrics = False,'train_metrics' in options
     return learn
 
@@ -84,6 +87,7 @@ def train(learn, options, epochs=2):
         else: learn.fit_one_cycle(epochs, 1e-2)
         predictions = tensor(0) if 'skip' in options else learn.get_preds()[0]   # a prediction for each sample
     recorder,states = learn.recorder,learn.opt.state_dict()['state']
+    states = states.values() if isinstance(states, dict) else states   # torch numbers the parameters
     result = dict(model={k:digest(v) for k,v in learn.model.state_dict().items()}, predictions=digest(predictions),
         opt=[{k:digest(v) if isinstance(v, Tensor) else str(v) for k,v in state.items()} for state in states],
         values=[list(map(float, v)) for v in recorder.values], losses=list(map(float, recorder.losses)),

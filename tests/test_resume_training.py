@@ -213,7 +213,7 @@ def stopped(store, folder, options, stops, every=2, stop=crash, error=Crash, **k
 
 CASES = [('mixup', [3,6]), ('jitter train_metrics', [1,7]), ('fine_tune save csv', [2,9,8]), ('accumulate flat', [5]),
     ('lr_find plateau csv', [8]), ('short csv', [3,4]), ('balance early', [4,9]), ('bf16', [7]),
-    ('cutmix', [3]), ('skip', [2,7]), ('replace', [4,3]), ('texts', [4,9]), ('gpu mixup', [3,6]),
+    ('cutmix ranger', [3]), ('skip torch_adamw', [2,7]), ('replace', [4,3]), ('texts', [4,9]), ('gpu mixup', [3,6]),
     ('gpu fp16 train_metrics', [2,9])]
 
 @pytest.mark.slow
