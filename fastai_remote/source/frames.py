@@ -63,21 +63,26 @@ class Table(Planned, IndexedSource):
         "Yields the values of a column in lists, so that there is never a Python object for each row"
         for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
 
+    def _coded_pieces(self, name):
+        "Yields `(different, codes)` for each of `_pieces`: its different values; for each value its position in them"
+        for values in self._pieces(name):
+            try: positions = {value:k for k,value in enumerate(dict.fromkeys(values))}
+            except TypeError: yield values,np.arange(len(values))   # there is a list among them, which names no split
+            else: yield list(positions),np.fromiter(map(positions.__getitem__, values), np.intp, len(values))
+
     @cached_property
     def _split_codes(self):
         """Returns `(names, codes)`: names of the splits; for each row the position of its split in them
 
         `codes` is `uint8`, of shape (blocks, 256), and ends with 255 after the last row."""
         splits,found,parts,n = SplitNames(self.plan.split),{},[],0
-        for values in self._pieces(splits.column):
-            code_of = {}
-            try: different = dict.fromkeys(values)
-            except TypeError: different = values   # there is a list among them, which names no split
-            for value in different:
-                [(row,_)] = self._part(np.array([n+values.index(value)]), [splits.column])
-                code_of[value] = found.setdefault(splits(value, row), len(found))
-            parts.append(np.fromiter(map(code_of.__getitem__, values), np.uint8, len(values)))
-            n += len(values)
+        for different,codes in self._coded_pieces(splits.column):
+            split_of_code = []
+            for k,value in enumerate(different):
+                [(row,_)] = self._part(np.array([n+(codes==k).argmax()]), [splits.column])
+                split_of_code.append(found.setdefault(splits(value, row), len(found)))
+            parts.append(np.array(split_of_code, np.uint8)[codes])
+            n += len(codes)
         codes = np.concatenate([*parts, np.full(-n%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
         order = np.array([*map(splits.names.index, found), *[255]*(256-len(found))], np.uint8)
         return splits.names,order[codes]
@@ -248,15 +253,28 @@ def _n_bytes(table):
 
 class _ArrowTable(Table):
     "A source of the rows of a table of Arrow in memory"
-    def _types(self):
-        dictionaries = [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)]
-        return arrow_types(self.table.schema, dictionaries)
+    @property
+    def schema(self): return self.table.schema
+    def _columns(self, name): return [self.table[name]]   # the parts of a column, `ChunkedArray`s
+    def _types(self): return arrow_types(self.schema, self._columns)
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
-    def _values(self, name, start, stop): return self.table[name].slice(start, stop-start).to_pylist()
-    def _stamp(self): return _n_bytes(self.table),self.table.schema.to_string(),super()._stamp()
+    def _stamp(self): return _n_bytes(self.table),self.schema.to_string(),super()._stamp()
 
-def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
+    def _slices(self, name):
+        for column in self._columns(name):
+            for start in range(0, len(column), _PIECE): yield column.slice(start, _PIECE)
+    def _pieces(self, name): return (values.to_pylist() for values in self._slices(name))
+    def _coded_pieces(self, name):
+        if not _has_codes(self.schema.field(name).type): return super()._coded_pieces(name)
+        encoded = (o.combine_chunks().dictionary_encode(null_encoding='encode') for o in self._slices(name))
+        return ((o.dictionary.to_pylist(), o.indices.to_numpy()) for o in encoded)
+
+def _has_codes(t):
+    "Does Arrow encode columns of type `t` as a dictionary, with what is missing? Not so texts as views"
+    import pyarrow as pa
+    return any(is_type(t) for is_type in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_string,
+                                          pa.types.is_large_string))
 
 def arrow_rows(table, numbers)->list:
     """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
@@ -283,7 +301,8 @@ def _arrow_values(field, column, numbers):
 
 def arrow_types(
     schema, # Of Arrow
-    dictionaries:list, # For each column a function that returns its dictionaries, of all its parts
+    # Called with the name of a column of categories, returns its parts, `ChunkedArray`s; default: labels are not known
+    columns=lambda name: (),
 )->dict: # `{column: ColumnType}`
     """The `ColumnType` of each column; class names and images of HuggingFace datasets by their metadata
 
@@ -291,15 +310,15 @@ def arrow_types(
     twice = [name for name in schema.names if schema.names.count(name)>1]
     if twice: raise ValueError(f'two columns are called {twice[0]!r}')
     features,types = _features(schema),{}
-    for k,field in enumerate(schema):
+    for field in schema:
         permutation = list(getattr(field.type, 'permutation', None) or ())
         if permutation!=sorted(permutation):
             raise TypeError(f'column {field.name!r} is a tensor with permuted dimensions ({field.type}): give its rows '
                             'as arrays')
         kind = _feature_type(features.get(field.name)) or arrow_type(field.type)
         if kind.is_label and kind.vocab is None:
-            labels = [label for d in dictionaries[k]() for label in d.to_pylist() if label is not None]
-            kind.vocab = list(dict.fromkeys(labels))
+            dictionaries = (chunk.dictionary.to_pylist() for part in columns(field.name) for chunk in part.chunks)
+            kind.vocab = [label for label in dict.fromkeys(chain.from_iterable(dictionaries)) if label is not None]
         types[field.name] = kind
     for feature,name in (('ClassLabel','cls'), ('Image','img')):   # the only one of its kind has the usual name
         found = [column for column,o in features.items() if isinstance(o, dict) and o.get('_type')==feature]
@@ -425,7 +444,7 @@ def _common_schema(dataset, fragments):
     except (pa.ArrowInvalid,pa.ArrowTypeError) as e:
         raise ValueError(f'{fragments[0].path} and other files have columns that differ: {e}') from None
 
-class _ParquetTable(Table):
+class _ParquetTable(_ArrowTable):
     """The rows of Parquet files, of which a worker reads the row groups that its samples are in
 
     The leading process reads the footers, the first rows, for `plan`, columns of categories, for their labels, and a
@@ -436,11 +455,11 @@ class _ParquetTable(Table):
     ):
         self.filesystem = dataset.filesystem
         fragments = sorted(dataset.get_fragments(), key=lambda o: o.path)
-        self.schema = _common_schema(dataset, fragments)
+        schema = _common_schema(dataset, fragments)
         source,self.files,self.groups,sizes = uuid4().hex,[],[],[]   # groups: as `_rows_of_groups` takes them
         for fragment in fragments:
             file = _ParquetFile(source, dataset.format, dataset.filesystem, fragment.path,
-                                fragment.partition_expression, self.schema)
+                                fragment.partition_expression, schema)
             first = 0
             for k in range(fragment.num_row_groups):
                 self.groups.append((file, k, first))
@@ -450,17 +469,10 @@ class _ParquetTable(Table):
         self.ends = np.array(sizes, np.int64).cumsum()
         self.block = max(1, int(np.median(sizes))) if sizes else 1
         self.interleave = max(1, min(16, 2048//self.block))   # so that a chunk reads few row groups
-        super().__init__(None, options)
+        super().__init__(schema.empty_table(), options)
 
     def __len__(self): return int(self.ends[-1]) if len(self.ends) else 0
-    def _types(self): return arrow_types(self.schema, [partial(self._dictionaries, name) for name in self.schema.names])
-    def _dictionaries(self, name):
-        for table in self._columns([name]):
-            for chunk in table.column(0).chunks: yield chunk.dictionary
-    def _pieces(self, name):
-        for table in self._columns([name]):
-            for k in range(0, len(table), _PIECE): yield table.column(0).slice(k, _PIECE).to_pylist()
-    def _columns(self, names): return (file.row_group(k, names) for file,k,_ in self.groups)
+    def _columns(self, name): return (file.row_group(k, [name]).column(0) for file,k,_ in self.groups)
 
     def _part(self, rows, names):
         group = self.ends.searchsorted(rows, side='right')
@@ -604,7 +616,7 @@ def _from_arrow(table, options):
     return _arrow_stream(table.to_batches, options, stamp)
 
 def _arrow_stream(batches, options, stamp, once=False):
-    def types(batch): return arrow_types(batch.schema, [list]*batch.num_columns)   # other batches have other labels
+    def types(batch): return arrow_types(batch.schema)   # other batches have other labels
     def rows(batch): return arrow_rows(batch, np.arange(len(batch)))
     return _RowStream(batches, types, rows, options, stamp, once)
 

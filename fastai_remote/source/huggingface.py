@@ -93,7 +93,7 @@ _MAIN_KINDS = {'Image':'image', 'Audio':'audio', 'Video':'video', 'ClassLabel':'
 
 def _column_types(features):
     "`{column: ColumnType}`: those of Arrow, but for what Arrow has no type for"
-    types = arrow_types(features.arrow_schema, [list]*len(features))
+    types = arrow_types(features.arrow_schema)
     for name,feature in features.items():
         types[name].field = None
         if _is_file(feature): types[name] = ColumnType('file')

@@ -99,7 +99,7 @@ def _plan(tables, columns):
         raise ImportError(f'{tables[0]}: pyarrow reads such files: pip install fastai_remote[tables]') from e
     with ParquetFile(tables[0]) as file:
         first = next(file.iter_batches(20), None)
-        types = arrow_types(file.schema_arrow, [list]*len(file.schema_arrow.names))
+        types = arrow_types(file.schema_arrow)
     rows = [] if first is None else arrow_rows(first, range(len(first)))
     try:
         if isinstance(columns, dict): return TablePlan(types, rows, ColumnOptions(columns))
