@@ -10,11 +10,13 @@ import dis, errno, hashlib, os, re, stat, sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cached_property, lru_cache, partial, partialmethod
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 
 import cloudpickle
 import numpy as np
+from fastcore.basics import chunked
 from fastcore.foundation import L
 from PIL import Image, ImageFile
 
@@ -401,20 +403,35 @@ class Samples:
 class StreamedSource(Source):
     "A source that is read from front to back, and whose length is not known before its end"
     once:bool = False # Can it be read only once, as a generator?
-    _was_read:bool = False
-    def _begin(self):
-        """To be called when reading begins: raises `ValueError` if `once`, and this was called before
-
-        What is left would be taken for all of it."""
-        if self.once and self._was_read:
-            raise ValueError('this source can be read only once, and was read before: make a new one')
-        self._was_read = True
-
     def stream(self,
         size:int # Samples per part, at most
     ): # Yields parts: iterables of `(name, raw)` with a length
         "The raw samples in parts, in the same order each time"
         raise NotImplementedError
+
+class SampleStream(StreamedSource):
+    "A stream that is read sample by sample. A subclass defines `_raw_samples`, which yields `(name, raw)`"
+    _started = None # The samples of a reading that `raw_bytes` has begun
+    _was_read:bool = False
+    def _raw_samples(self): raise NotImplementedError
+
+    @cached_property
+    def raw_bytes(self)->int:
+        samples = iter(self._raw_samples())
+        first = list(islice(samples, 8))
+        self._started = chain(first, samples)   # `stream` continues here
+        return mean_bytes(raw for _,raw in first)
+
+    def _begin(self):
+        """Iterator over all samples; raises `ValueError` if `once`, and this was called before
+
+        What is left would be taken for all of it."""
+        if self.once and self._was_read:
+            raise ValueError('this source can be read only once, and was read before: make a new one')
+        samples,self._started,self._was_read = self._started or self._raw_samples(),None,True
+        return samples
+
+    def stream(self, size): return chunked(self._begin(), size)
 
 class Sent:
     """Something large that load functions need: when this is pickled, it is written to a temporary file

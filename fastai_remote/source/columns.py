@@ -12,7 +12,7 @@ import numpy as np
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
 from ..codec.text import are_several, whole_label
-from .base import mean_bytes, read_file, refuse_address, unchanged
+from .base import read_file, refuse_address, unchanged
 from .files import image_field
 
 # --- Types
@@ -522,12 +522,6 @@ class TablePlan:
     def names(self)->list:
         "The names of the columns that the fields are made of, without repeats"
         return list(dict.fromkeys(name for c in self.columns for name in c.names))
-
-    @property
-    def row_bytes(self)->int:
-        "About how many bytes the columns that are read have in a row, on average over `rows`"
-        names = self.names if self.options.asked else list(self.types)
-        return mean_bytes({name:row[name] for name in names} for row in self.rows)
 
     def check(self):
         "Raises `ValueError` if there are no columns, or two for one field"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import LoadSplit, SplitChunk, StreamedSource
+from .base import LoadSplit, SampleStream, SplitChunk
 from .columns import CellType, ColumnOptions, Planned, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
@@ -25,7 +25,7 @@ from .files import file_stamps, list_files, open_text
 
 CSV_EXTENSIONS = '.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz'
 
-class csv_samples(Planned, StreamedSource):
+class csv_samples(Planned, SampleStream):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
     Without `fn_col`, `label_col` and `fields`, all columns but `valid_col` are fields, and `fn` gets `{column: text}`.
@@ -53,9 +53,6 @@ class csv_samples(Planned, StreamedSource):
         self.delimiter = delimiter
         self.siblings = [self]   # of all splits: the cells of all of them say what a column holds; the first knows
         self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
-
-    @property
-    def raw_bytes(self)->int: return self._first_plan({}).row_bytes
 
     def _delimiter_of(self, path):
         is_tsv = path.name.lower().removesuffix('.gz').removesuffix('.xz').endswith('.tsv')
@@ -147,8 +144,9 @@ class csv_samples(Planned, StreamedSource):
                 if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
         return dict.fromkeys(splits.names)
 
+    def _raw_samples(self): return self._rows()
     def stream(self, size):
-        if not self.srcs: return chunked(self._rows(), size)
+        if not self.srcs: return super().stream(size)
         return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
 
     @property

@@ -9,18 +9,16 @@ from collections.abc import Iterator
 from datetime import date, time
 from functools import cached_property, partial
 from inspect import getgeneratorstate
-from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import GeneratorType
 
 import numpy as np
-from fastcore.basics import chunked
 
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import evenly_spaced, IndexedSource, LazyPart, LoadSplit, mean_bytes, refuse_address
+from .base import evenly_spaced, IndexedSource, LazyPart, LoadSplit, refuse_address, SampleStream
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -175,26 +173,15 @@ def _merged_vocab(vocabs):
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
 
-class _Stream(StreamedSource):
+class _Stream(SampleStream):
     "A source of what an iterable yields"
     is_identified = False
     def __init__(self, items):
         if isinstance(items, GeneratorType) and getgeneratorstate(items)!='GEN_CREATED':
             raise ValueError(f'{items.__qualname__}: this generator has been read from already; make a new one')
-        self.items,self.once,self.started = items,isinstance(items, Iterator),None
+        self.items,self.once = items,isinstance(items, Iterator)
 
-    @cached_property
-    def raw_bytes(self)->int:
-        items = iter(self.items)
-        first = list(islice(items, 8))
-        self.started = chain(first, items)   # `stream` continues here
-        return mean_bytes(first)
-
-    def stream(self, size):
-        self._begin()
-        items,self.started = self.started or self.items,None
-        return chunked(((f'item {i}', o) for i,o in enumerate(items)), size)
-
+    def _raw_samples(self): return ((f'item {i}', o) for i,o in enumerate(self.items))
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
 class _StreamSplits(_OfSplits, StreamedSource):

@@ -9,11 +9,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
-from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, shown_path, stable_repr
-from .base import StreamedSource
+from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, SampleStream, shown_path
+from .base import stable_repr
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
@@ -495,7 +494,7 @@ class _ParquetTable(_ArrowTable):
 
 # A reader of Arrow or a lazy frame of polars has no rows by number. It is read in its order, batch by batch.
 
-class _RowStream(Planned, StreamedSource):
+class _RowStream(Planned, SampleStream):
     """Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back
 
     Raises `ValueError` if the options have a `valid_col`."""
@@ -512,17 +511,14 @@ class _RowStream(Planned, StreamedSource):
             raise ValueError('valid_col= needs a table that can be read by number: write the rows to a Parquet file '
                              'and give its path')
         self.batches,self.schema_types,self.rows,self.options,self.once = batches,schema_types,rows,options,once
-        self.stamp,self.started = stamp,None
+        self.stamp,self.opened = stamp,None
 
     @cached_property
     def plan(self)->TablePlan:
         "Which fields the samples have, by the first batch with rows; raises `ValueError` if there is none"
         first,rest = self._open()
-        if self.once: self.started = first,rest   # `stream` continues here
+        if self.once: self.opened = first,rest   # `_raw_samples` continues here
         return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
-
-    @property
-    def raw_bytes(self)->int: return self.plan.row_bytes
 
     def _open(self):
         "Returns `(first, rest)`: the first batch with rows, an iterator over the others; raises `ValueError` if empty"
@@ -531,18 +527,15 @@ class _RowStream(Planned, StreamedSource):
             if len(first): return first,batches
         raise ValueError('the source is empty')
 
-    def _named_rows(self):
+    def _raw_samples(self):
         "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for, or of all columns"
         names,i = self.plan.names,0
-        first,rest = self.started or self._open()
+        first,rest = self.opened or self._open()
         for batch in chain([first], rest):
             for row in self.rows(batch):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row
                 i += 1
 
-    def stream(self, size):
-        self._begin()
-        return chunked(self._named_rows(), size)
     is_identified = False
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'

@@ -12,14 +12,12 @@ import json, os, sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 
-from fastcore.basics import chunked
-
 from ..codec.fields import get_codec
-from .base import as_json, evenly_spaced, LazyPart, mean_bytes, named_rows, read_file, Sent
-from .base import split_names, StreamedSource
+from .base import as_json, evenly_spaced, LazyPart, named_rows, read_file
+from .base import SampleStream, Sent, split_names
 from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
 from .columns import file_format, full_array, LoadRow, Planned, TablePlan
 from .frames import arrow_types, short_time, Table
@@ -258,7 +256,7 @@ def _format_of(value):
     return file_format((start or b'')[:16], path)
 
 # %% ../../nbs/source/08_huggingface.ipynb #b8f35e39
-class _StreamSource(HFSource, StreamedSource):
+class _StreamSource(HFSource, SampleStream):
     "A source of the rows of a HuggingFace `IterableDataset`, which the leading process reads"
     def __init__(self, dataset, fields):
         if dataset.features is None: dataset = _with_features(dataset)
@@ -279,14 +277,9 @@ class _StreamSource(HFSource, StreamedSource):
         if self.head is None: self.head = list(islice(self.dataset, 20))
         return [row[name] for row in self.head]
 
-    @cached_property
-    def raw_bytes(self)->int:
-        return mean_bytes({name:row[name] for name in self.plan.names} for row in islice(self.dataset, 8))
-
-    def stream(self, size):
+    def _raw_samples(self):
         names = self.plan.names
-        rows = ((f'row {i}', {name:row[name] for name in names}) for i,row in enumerate(self.dataset))
-        return chunked(rows, size)
+        return ((f'row {i}', {name:row[name] for name in names}) for i,row in enumerate(self.dataset))
 
     is_identified = False   # by the name of a dataset, of which it may be any part
     def fingerprint(self):
