@@ -274,6 +274,12 @@ def test_numbers_are_read_however_json_writes_them(tmp_path, strokes):
     assert same(found[2], simplify(json.loads(strokes)))
     assert all(same(found[k], simplify(plain)) for k in (0,1,3,4))
 
+def test_other_columns_are_read_as_json_reads_them(tmp_path):
+    "orjson makes floats of large integers, also in lists, and refuses what is no Unicode"
+    values = 2**70,[-2**70],{'a':2**64},'\ud800',None,True,1.5,2**63
+    source = source_of(tmp_path, [line(k, compact=True, n=value) for k,value in enumerate(values)], keep=['n'])
+    assert [repr(o['n']) for o in loaded(source)]==list(map(repr, values))
+
 def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
     "Within a file each is a sample that fails; those at its end are none"
     for pack in '','.gz','.xz':
