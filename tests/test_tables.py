@@ -445,6 +445,12 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path, error, match, make):
     as_parquet(tmp_path)
     with pytest.raises(error, match=match): in_memory(make(tmp_path))
 
+def test_a_table_beside_a_list_of_rows_is_stored_as_such_rows():
+    "And the report does not name fields that are not there"
+    rows = pd.DataFrame({'label':['b'], 'age':pd.array([1], 'int8')})
+    store,report = in_memory({'train':[{'label':'a', 'age':300}], 'valid':rows})
+    assert store[:]==[{'label':'a', 'age':300},{'label':'b', 'age':1}] and not report.notes
+
 def test_a_row_without_a_split_names_file_and_row(tmp_path):
     for type in pa.string(),pa.large_string(),pa.string_view(),pa.dictionary(pa.int8(), pa.string()):
         for k,part in enumerate((['train']*9, ['train']*8+[None])):

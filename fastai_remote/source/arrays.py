@@ -4,7 +4,7 @@ Docs: page `source/arrays`"""
 import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
@@ -252,6 +252,13 @@ class _ArrayTable(Table):
         if self.in_files: self.looks = 3   # each may be in another block, which is fetched
         super().__init__(None, options)
 
+    @cached_property
+    def plan(self):
+        plan = super().plan
+        pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
+        plan.notes += map(_advice_on_pixels, pixels)
+        return plan
+
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
@@ -263,11 +270,6 @@ class _ArrayTable(Table):
 
     @property
     def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load
-    @property
-    def as_is_notes(self):
-        pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
-        return [*self.plan.notes, *map(_advice_on_pixels, pixels)]
-
     @property
     def is_identified(self): return all(c.opener not in (None, _array_in) for c in self.columns.values())
     def _stamp(self):

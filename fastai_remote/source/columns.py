@@ -686,15 +686,9 @@ class Planned:
     @property
     def opens_images(self): return self.gives_fields
     @property
-    def as_is(self): return self.plan.load
+    def as_is(self): return self.plan
     @property
     def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
-    @property
-    def as_is_vocab(self): return self.plan.vocab
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
 
 def _format_of(value):
     """The field for an image file, as `image_format`: by its bytes, alone or in a dict of `bytes` and `path`

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import LoadSplit, SampleStream, SplitChunk
+from .base import SampleStream, SplitChunk
 from .columns import CellType, ColumnOptions, Planned, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
@@ -36,7 +36,7 @@ class csv_samples(Planned, SampleStream):
     With `valid_col`, the files are read once to find the splits, and then once per split. Raises
     `FileNotFoundError`."""
     chunk_size = 256
-    vocab = as_is_vocab = None
+    vocab = None
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
         fn_col:int|str=None, # Column with names of image files
@@ -147,13 +147,9 @@ class csv_samples(Planned, SampleStream):
     def _raw_samples(self): return self._rows()
     def stream(self, size):
         if not self.srcs: return super().stream(size)
-        return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
+        parts = ((split, part) for split in self.srcs for part in chunked(self._rows(split), size))
+        return (SplitChunk([part], keeps_raw=True) for part in parts)
 
-    @property
-    def load(self): return self._of_split(super().load)
-    @property
-    def as_is(self): return self._of_split(super().as_is)
-    def _of_split(self, load): return LoadSplit(dict.fromkeys(self.srcs, load)) if self.srcs else load
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"

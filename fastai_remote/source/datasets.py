@@ -18,7 +18,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import evenly_spaced, IndexedSource, LazyPart, LoadSplit, refuse_address, SampleStream
+from .base import AsIs, evenly_spaced, IndexedSource, LazyPart, LoadSplit, refuse_address, SampleStream
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -108,10 +108,6 @@ class _OfSplits:
     @property
     def opens_images(self): return all(s.opens_images for s in self.srcs.values())
     @property
-    def as_is_codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.as_is_codecs.items()}
-    @property
-    def as_is_notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.as_is_notes))
-    @property
     def vocab(self):
         "`{field: labels}` of all splits, or `None`; raises `ValueError` if a number would mean several classes"
         merged = _merged_vocab([s.vocab for s in self.srcs.values()])
@@ -122,16 +118,17 @@ class _OfSplits:
         return merged
 
     @property
-    def as_is_vocab(self):
-        if all(s.as_is_vocab is None for s in self.srcs.values()): return None
-        return _merged_vocab([s.vocab if s.as_is_vocab is None else s.as_is_vocab for s in self.srcs.values()])
-
-    @property
     def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
     def as_is(self):
-        if any(s.as_is is None for s in self.srcs.values()): return None
-        return LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+        parts = {split:s.as_is for split,s in self.srcs.items()}
+        if any(o is None for o in parts.values()): return None
+        load = LoadSplit({split:o.load for split,o in parts.items()})
+        vocabs = [o.vocab for o in parts.values()]
+        vocab = None if None in vocabs else _merged_vocab(vocabs)
+        codecs = {field:codec for o in parts.values() for field,codec in o.codecs.items()}
+        return AsIs(load, vocab, codecs, list(dict.fromkeys(note for o in parts.values() for note in o.notes)))
+
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
     def _refuse_classes(self, field):
@@ -224,7 +221,7 @@ class _Stored(IndexedSource):
         return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=max(1, len(numbers)))
     @property
     def load(self): return _Decode(self.codecs)
-    as_is = staticmethod(unchanged)
+    as_is = AsIs(unchanged)
     implicit_keys = True
     def fingerprint(self): return self.store.name,self.store.manifest.uid,self.fields
 

@@ -21,7 +21,7 @@ except ImportError: from json import loads as _loads
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
+from .base import AsIs, IndexedSource, LazyPart, Samples, Source, StreamedSource
 from .files import file_stamps, list_files, open_text
 
 # --- Lines
@@ -310,7 +310,7 @@ class _Drawings(Source):
     @property
     def load(self): return _LoadDrawing(self.label, self.raster, False, self.keep, self.times)
     @property
-    def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times)
+    def as_is(self): return AsIs(_LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times))
     def fingerprint(self):
         names = [os.path.relpath(f, self.root) for f in self.files]
         options = [o for o in (self.keep, self.times, self.max_per_class) if o]

@@ -152,7 +152,7 @@ def _no_field(column, why):
 # %% ../../nbs/source/08_huggingface.ipynb #062bb454
 class HFSource(Planned):
     "What sources of HuggingFace datasets have in common: a plan, by the features of the columns"
-    gives_fields,label_notes,as_is_notes = True,(),()
+    gives_fields,label_notes = True,()
     @property
     def notes(self): return self.plan.notes
     def set_plan(self,

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core import parse_json
-from .base import read_file, StreamedSource
+from .base import AsIs, read_file, StreamedSource
 from .columns import column_name, ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
@@ -51,7 +51,7 @@ class img2dataset_samples(StreamedSource):
     @property
     def load(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).load, self.plan)
     @property
-    def as_is_codecs(self): return self.plan.codecs if self.plan else {}
+    def as_is(self): return AsIs(self.load, codecs=self.plan.codecs) if self.plan else None
     @property
     def vocab(self): return self.plan.vocab or None if self.plan else None
 
