@@ -70,6 +70,23 @@ class ColumnType:
         if self.kind in ('text','cell','codes') or self.is_label and self.codec=='cls': return True
         return self.kind=='number' and (self.is_whole or not self._is_float() and self.dtype in NUMBER_CODECS)
 
+# The kinds of types other than numbers, by the words that their names begin with in Arrow, polars, pandas and NumPy
+_KINDS = {word:kind for kind,words in {
+    'text':'string large_string string_view utf str decimal',
+    'bytes':'binary large_binary binary_view fixed_size_binary', 'time':'timestamp datetime date time', 'null':'null',
+    'duration':'duration timedelta month_interval day_time_interval month_day_nano_interval'}.items()
+    for word in words.split()}
+
+def plain_type(
+    name:str # Of a type of Arrow, polars, pandas or NumPy, such as `int8`, `Float32`, `double`, `timestamp[ns]`
+)->ColumnType: # `None` for types of objects, and for those that consist of others
+    "The `ColumnType` of a type, by its name"
+    name = name.lower()
+    dtype = {'boolean':'bool', 'halffloat':'float16', 'float':'float32', 'double':'float64'}.get(name, name)
+    if re.fullmatch(r'bool|(u?int|float|complex)\d+', dtype): return ColumnType('number', dtype)
+    kind = _KINDS.get(re.match('[a-z_]*', name)[0])
+    return ColumnType(kind) if kind else None
+
 _TYPES = ((bool,np.bool_),'bool'), ((int,np.integer),'int64'), ((float,np.floating),'float64'), \
     ((str,os.PathLike),'text'), ((bytes,bytearray,memoryview),'bytes'), ((list,tuple,dict),'list'), \
     ((datetime,date,time),'time'), ((Decimal,UUID),'text')

@@ -13,7 +13,7 @@ from fastcore.foundation import L
 
 from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, SampleStream, shown_path
 from .base import stable_repr
-from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
+from .columns import are_whole, ColumnOptions, ColumnType, object_type, plain_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
 from ..store.address import secret_texts, without_secrets
@@ -175,12 +175,8 @@ def _pandas_type(dtype):
         if kind=='number' and not all(isinstance(o, int) for o in labels): return ColumnType('object')
         return ColumnType(kind, 'int64', vocab=labels, is_label=True)
     if hasattr(dtype, 'pyarrow_dtype'): return arrow_type(dtype.pyarrow_dtype)
-    if type(dtype).__name__=='StringDtype': return ColumnType('text')
-    if type(dtype).__name__=='DatetimeTZDtype': return ColumnType('time')
     if type(dtype).__name__=='SparseDtype': dtype = dtype.subtype
-    dtype = getattr(dtype, 'numpy_dtype', dtype)   # of numbers that may be missing, such as Int64
-    kind = {'M':'time', 'm':'duration', **dict.fromkeys('biufc', 'number')}.get(getattr(dtype, 'kind', 'O'), 'object')
-    return ColumnType(kind, str(dtype) if kind=='number' else None)
+    return plain_type(str(dtype)) or ColumnType('object')   # of numbers that may be missing, it is such as `Int64`
 
 class _PolarsTable(Table):
     "A source of the rows of a DataFrame of polars"
@@ -228,22 +224,17 @@ def _inner_nanoseconds(name, type):
 def _polars_type(dtype):
     "The `ColumnType` of a column of polars, by its dtype"
     name = str(dtype).split('(')[0]
-    if name in ('String','Utf8'): return ColumnType('text')
     if name=='Enum': return ColumnType('text', vocab=list(dtype.categories), is_label=True)
     if name=='Categorical': return ColumnType('text', is_label=True)   # its list has the labels of other tables, too
     if name in ('Int128','UInt128'): return ColumnType('object')   # NumPy has no such type; each value decides
-    if name in ('Boolean','Float16','Float32','Float64') or name.startswith(('Int','UInt')):
-        return ColumnType('number', 'bool' if name=='Boolean' else name.lower())
     if name=='Array':
         inner,shape = dtype,()
         while str(inner).startswith('Array'): inner,shape = inner.inner,(*shape, inner.size)
         number = _polars_type(inner)
-        if number.kind=='number': return ColumnType('array', number.dtype, tuple(dtype.shape))
+        return ColumnType('array', number.dtype, tuple(dtype.shape)) if number.kind=='number' else ColumnType('list')
     if name=='List': return ColumnType('labels' if _polars_type(dtype.inner).kind=='text' else 'list')
-    kinds = {'Binary':'bytes', 'Date':'time', 'Time':'time', 'Datetime':'time', 'Duration':'duration', 'Null':'null',
-             'Decimal':'text', 'Array':'list'}
     if name=='Struct': return ColumnType('file' if {f.name for f in dtype.fields}=={'bytes','path'} else 'list')
-    return ColumnType(kinds.get(name, 'object'))
+    return plain_type(name) or ColumnType('object')
 
 def _n_bytes(table):
     "Bytes of a table of Arrow; before version 26, Arrow cannot tell those of a slice with texts as views"
@@ -354,14 +345,6 @@ def arrow_type(t)->ColumnType:
     if is_.is_dictionary(t):
         if _is_text(t.value_type) or is_.is_integer(t.value_type): return ColumnType('text', is_label=True)
         return ColumnType('object')
-    if _is_text(t) or is_.is_decimal(t): return ColumnType('text')
-    if is_.is_boolean(t): return ColumnType('number', 'bool')
-    if is_.is_integer(t) or is_.is_floating(t): return ColumnType('number', str(t.to_pandas_dtype()().dtype))
-    if is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t) or is_.is_binary_view(t):
-        return ColumnType('bytes')
-    if is_.is_timestamp(t) or is_.is_date(t) or is_.is_time(t): return ColumnType('time')
-    if is_.is_duration(t) or is_.is_interval(t): return ColumnType('duration')
-    if is_.is_null(t): return ColumnType('null')
     if is_.is_struct(t) and {t.field(k).name for k in range(t.num_fields)}=={'bytes','path'}: return ColumnType('file')
     if is_.is_fixed_size_list(t):
         inner = arrow_type(t.value_type)
@@ -369,11 +352,9 @@ def arrow_type(t)->ColumnType:
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
     if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
         return ColumnType('labels' if _is_text(t.value_type) else 'list', arrow_type(t.value_type).dtype)
-    return ColumnType('list')
+    return plain_type(str(t)) or ColumnType('list')
 
-def _is_text(t):
-    import pyarrow as pa
-    return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)
+def _is_text(t): return str(t) in ('string','large_string','string_view')
 
 # --- Parquet
 
