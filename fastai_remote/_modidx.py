@@ -185,8 +185,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_remote/codec/strokes.py'),
                                              'fastai_remote.codec.strokes.simplify_batch': ( 'codec/strokes.html#simplify_batch',
                                                                                              'fastai_remote/codec/strokes.py'),
-                                             'fastai_remote.codec.strokes.simplify_flat': ( 'codec/strokes.html#simplify_flat',
-                                                                                            'fastai_remote/codec/strokes.py'),
                                              'fastai_remote.codec.strokes.unpack_strokes': ( 'codec/strokes.html#unpack_strokes',
                                                                                              'fastai_remote/codec/strokes.py')},
             'fastai_remote.ingest.copy': { 'fastai_remote.ingest.copy._is_redis': ( 'ingest/copy.html#_is_redis',

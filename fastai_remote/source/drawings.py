@@ -20,8 +20,8 @@ try: from orjson import loads as _loads
 except ImportError: from json import loads as _loads
 
 from ..codec.raster import Rasterise
-from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import AsIs, IndexedSource, LazyPart, Samples, Source, StreamedSource
+from ..codec.strokes import as_strokes, simplify_batch
+from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
 from .files import file_stamps, list_files, open_text
 
 # --- Lines
@@ -83,7 +83,6 @@ class _LoadDrawing:
     def __init__(self,
         label, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        packed=False, # Encode strokes that are simplified here?
         keep=(), # Other columns to keep
         times=False, # Keep all points with their times, as field `points.npy`?
     ): store_attr()
@@ -128,12 +127,11 @@ class _LoadDrawing:
         return fields
 
     def _simplified(self, samples):
-        """List of `samples`, dicts, with simplified `strokes`: lists of arrays, or `Encoded` bytes if `packed`
+        """List of `samples`, dicts, with simplified `strokes`: lists of arrays
 
-        Those that were simplified before stay, as lists of arrays in any case, also in `samples` itself."""
+        Those that were simplified before become arrays in `samples` itself."""
         raw,res = [i for i,o in enumerate(samples) if not self._is_simplified(o)],list(samples)
-        if not raw: return res
-        simple = simplify_flat(*flatten_drawings([samples[i]['strokes'] for i in raw]), 2., self.packed)
+        simple = simplify_batch([samples[i]['strokes'] for i in raw])
         for i,strokes in zip(raw, simple): res[i] = {**samples[i], 'strokes':strokes}
         return res
 
@@ -308,9 +306,7 @@ class _Drawings(Source):
         max_per_class:int=None, # Drawings of each word, at most
     ): store_attr()
     @property
-    def load(self): return _LoadDrawing(self.label, self.raster, False, self.keep, self.times)
-    @property
-    def as_is(self): return AsIs(_LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times))
+    def load(self): return _LoadDrawing(self.label, self.raster, self.keep, self.times)
     def fingerprint(self):
         names = [os.path.relpath(f, self.root) for f in self.files]
         options = [o for o in (self.keep, self.times, self.max_per_class) if o]
