@@ -102,19 +102,15 @@ class csv_samples(Planned, SampleStream):
 
     @cached_property
     def plan(self)->TablePlan:
-        """Which fields the samples have, by the header and first rows of the first file, and the cells of all rows
+        """Which fields the samples have, by the header and first rows of the first file with rows, and by all cells
 
         Raises `ValueError`, `OSError`."""
-        return self._first_plan(self.siblings[0]._cell_types)
-
-    def _first_plan(self, types):
-        "The `TablePlan` by the header and first rows of the first file that has rows; `types` as in `_plan`"
         for path in self.files:
             lines = self._lines(path)
             header = list(next(lines).types)
             rows = [row for _,row in islice(lines, 20) if isinstance(row, dict)]
             if rows: break
-        return self._plan(path, header, types, rows)
+        return self._plan(path, header, self.siblings[0]._cell_types, rows)
 
     @cached_property
     def _cell_types(self):
@@ -136,10 +132,11 @@ class csv_samples(Planned, SampleStream):
     def srcs(self)->dict:
         "`{split: None}` for each split that `valid_col` names, by reading all rows; empty without `valid_col`"
         if self.options.valid_col is None: return {}
-        splits = SplitNames(self._first_plan({}).split)
+        splits = None
         for path in self.files:
             lines = self._lines(path)
             plan = next(lines)
+            splits = splits or SplitNames(plan.split)
             for line,row in lines:
                 if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
         return dict.fromkeys(splits.names)
