@@ -90,7 +90,7 @@ def _plain(o):
 
 # --- Splits and streams
 
-# A dict of sources is one source with splits. A chunk may contain samples of two splits; `SplitPart` keeps them apart,
+# A dict of sources is one source with splits. A chunk may contain samples of two splits; `SplitChunk` keeps them apart,
 # in the order of the splits. Datasets with different classes cannot be splits of one source, because their numbers mean
 # different things.
 #
