@@ -98,6 +98,12 @@ def _fails_if_odd(raw):
     if raw%2: raise ValueError(f'{raw} is odd')
     return example(raw)
 
+def new_plan(**changes)->dict:
+    "The plan of an ingest of four texts; `changes`: entries that replace others"
+    fields = {'txt':{'codec':'txt', 'dtype':None}, 'txt.crc':{'codec':'crc', 'dtype':'u4'}}
+    plan = dict(signature='one', n=4, chunk=4, fields=fields, splits=None, vocab={}, stats=None, open=False)
+    return {**plan, **changes}
+
 class PlaceTests:
     "Tests of a `Place`. A subclass defines `make`, `is_empty` and, unless only one process can write there, `lose`"
     def make(self)->Place:
@@ -107,11 +113,6 @@ class PlaceTests:
         "Is nothing left there, but for a note that the place was used?"
         raise NotImplementedError
     lose = None # `lose(place)`: ends the lock that `place` holds, as if it had not been renewed for too long
-
-    def new_plan(self, **changes)->dict:
-        fields = {'txt':{'codec':'txt', 'dtype':None}, 'txt.crc':{'codec':'crc', 'dtype':'u4'}}
-        plan = dict(signature='one', n=4, chunk=4, fields=fields, splits=None, vocab={}, stats=None, open=True)
-        return {**plan, **changes}
 
     def test_one_process_at_a_time_has_the_lock(self):
         first = self.make()
@@ -127,8 +128,8 @@ class PlaceTests:
     def test_whoever_comes_next_finds_the_plan_as_it_was_changed_last(self):
         place = self.make()
         with place.locked():
-            plan = place.begin(self.new_plan())
-            assert plan.items()>=self.new_plan(fields=plan['fields']).items() and place.plan()==plan
+            plan = place.begin(new_plan(open=True))
+            assert plan.items()>=new_plan(open=True, fields=plan['fields']).items() and place.plan()==plan
             place.store_plan({**plan, 'n':12, 'open':False})
         other = self.make()
         with other.locked():
@@ -139,7 +140,7 @@ class PlaceTests:
     def test_a_dropped_plan_leaves_nothing_behind(self):
         place = self.make()
         with place.locked():
-            place.begin(self.new_plan())
+            place.begin(new_plan(open=True))
             place.drop_plan()
             assert place.plan() is None and not place.clean_up()
         assert self.is_empty()
@@ -148,11 +149,11 @@ class PlaceTests:
         if self.lose is None: return
         place = self.make()
         place.take()
-        plan = place.begin(self.new_plan())
+        plan = place.begin(new_plan(open=True))
         self.lose(place)
         raises(StoreBusy, place.store_plan, {**plan, 'n':8})
         raises(StoreBusy, place.drop_plan)
-        raises(StoreBusy, place.begin, self.new_plan())
+        raises(StoreBusy, place.begin, new_plan(open=True))
         place.close()
         with self.make().locked(): assert self.make().plan()==plan
 
@@ -196,11 +197,9 @@ class WriterTests:
         assert [o['txt'] for o in store[:]]==[f'number {i}' for i in range(30)]
 
     def test_a_second_writer_is_refused(self):
-        fields = {'txt':{'codec':'txt', 'dtype':None}, 'txt.crc':{'codec':'crc', 'dtype':'u4'}}
-        plan = dict(signature='one', n=4, chunk=4, fields=fields, splits=None, vocab={}, stats=None, open=False)
         first = self.make()
-        first.begin(dict(plan))
-        try: raises(StoreBusy, self.make().begin, dict(plan))
+        first.begin(new_plan())
+        try: raises(StoreBusy, self.make().begin, new_plan())
         finally:
             first.abandon()
             first.close()
@@ -208,8 +207,7 @@ class WriterTests:
     def test_the_first_record_of_a_chunk_counts(self):
         "Of two attempts, each of which fails at another sample; also if the second one writes what had failed"
         leader = self.make()
-        fields = {'id':{'codec':'i8', 'dtype':'i8'}}
-        leader.begin(dict(signature='one', n=4, chunk=4, fields=fields, splits=None, vocab={}, stats=None, open=False))
+        leader.begin(new_plan(fields={'id':{'codec':'i8', 'dtype':'i8'}}))
         for fails in 1,3:
             writer,numbers = leader.opener()(),np.array([i for i in range(4) if i!=fails])
             writer.put(numbers, {'id':numbers*10})

@@ -15,7 +15,7 @@ from conftest import class_of, examples
 from fastai_remote import CorruptSample, MemoryStore, RemoteDataset, image_samples, shrink
 from fastai_remote.codec.images import ImageCodec
 from fastai_remote.codec.fields import get_codec, infer_codec, is_image
-from fastai_remote.codec.raster import rasterise
+from fastai_remote.codec.raster import Rasterise
 from fastai_remote.source.base import as_sample
 from inputs import encoded
 from shard_helpers import ONE, put
@@ -195,7 +195,7 @@ def test_a_dataset_of_raw_pixels_is_one_of_pictures(images, tmp_path):
 def test_a_dataset_of_bits_has_masks_and_drawings_of_two_levels(tmp_path):
     "A grey one among them is a line in the report"
     def fn(k):
-        im = rasterise([np.array([[0,255],[0,k*4]], np.uint8)], 32, antialias=k==13)
+        [im] = Rasterise(32, antialias=k==13).arrays([[np.array([[0,255],[0,k*4]], np.uint8)]])
         return {'bits':im, 'mask.bits':(im>127).astype(np.uint8), 'cls':k%2}
     store,report = put(tmp_path/'d', list(range(20)), fn, shuffle=False)
     assert (len(store),report.failed)==(19,1) and 'levels of grey, not two' in report.failures[0][1]

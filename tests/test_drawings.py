@@ -8,7 +8,7 @@ from PIL import Image
 
 from fastai_remote.codec import raster
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.codec.raster import Rasterise, rasterise, rasterise_batch
+from fastai_remote.codec.raster import Rasterise
 from fastai_remote.codec.strokes import pack_strokes, simplify, simplify_batch, unpack_strokes
 from fastai_remote.source.drawings import _index, drawing_samples
 from inputs import raw_samples, write_csv
@@ -94,7 +94,7 @@ def test_damaged_strokes_are_refused_and_not_drawn_with_c_or_without(monkeypatch
     for _ in range(2):
         for bad in damaged:
             with pytest.raises(ValueError, match='strokes'): unpack_strokes(bad)
-            with pytest.raises(ValueError) as e: rasterise_batch([good, bad])
+            with pytest.raises(ValueError) as e: Rasterise().arrays([good, bad])
             said.append(str(e.value))
         monkeypatch.setattr(raster, '_pixels', None)
     assert said[:len(damaged)]==said[len(damaged):]
@@ -128,7 +128,7 @@ def test_pixels_are_matplotlibs(size, width):
     mad = []
     for d in DOODLES[:10]:   # matplotlib leaves out dots
         s = [t for t in simplify(d) if np.ptp(t, axis=1).any()] or [np.array([[0,255],[0,255]], np.uint8)]
-        a = rasterise(s, size, width)
+        [a] = Rasterise(size, width).arrays([s])
         difference = np.abs(a.astype(int)-agg(s, size, width))
         mad.append(difference.sum()/(a>0).sum())
         assert difference.max()<=128   # where two segments each cover half a pixel
@@ -144,12 +144,13 @@ def test_c_and_numpy_draw_the_same_one_by_one_and_together(monkeypatch, kw):
     rng = np.random.default_rng(0)
     def noise(): return [rng.integers(0, 256, (2,n), dtype=np.uint8) for n in rng.integers(1, 6, rng.integers(1, 4))]
     s = [*simplify_batch(DOODLES[:20]), *(noise() for _ in range(40)), [np.zeros((2,200), np.uint8)]]
-    a = rasterise_batch(s, **kw)
-    np.testing.assert_array_equal(a[:20], np.stack([rasterise(d, **kw) for d in s[:20]]))
-    assert rasterise_batch([], **kw).shape==(0,*a.shape[1:])
+    draw = Rasterise(**kw).arrays
+    a = draw(s)
+    np.testing.assert_array_equal(a[:20], np.concatenate([draw([d]) for d in s[:20]]))
+    assert draw([]).shape==(0,*a.shape[1:])
     monkeypatch.setattr(raster, '_pixels', None)
-    np.testing.assert_array_equal(a, rasterise_batch([pack_strokes(d) for d in s], **kw))
-    assert rasterise_batch([], **kw).shape==(0,*a.shape[1:])
+    np.testing.assert_array_equal(a, draw([pack_strokes(d) for d in s]))
+    assert draw([]).shape==(0,*a.shape[1:])
 
 def test_pngs_have_the_pixels_of_arrays():
     s = simplify(DOODLES[5])
@@ -273,6 +274,12 @@ def test_numbers_are_read_however_json_writes_them(tmp_path, strokes):
     found = [o['strokes'] for o in loaded(source_of(tmp_path, [*lines, other, *lines]))]
     assert same(found[2], simplify(json.loads(strokes)))
     assert all(same(found[k], simplify(plain)) for k in (0,1,3,4))
+
+def test_other_columns_are_read_as_json_reads_them(tmp_path):
+    "orjson makes floats of large integers, also in lists, and refuses what is no Unicode"
+    values = 2**70,[-2**70],{'a':2**64},'\ud800',None,True,1.5,2**63
+    source = source_of(tmp_path, [line(k, compact=True, n=value) for k,value in enumerate(values)], keep=['n'])
+    assert [repr(o['n']) for o in loaded(source)]==list(map(repr, values))
 
 def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
     "Within a file each is a sample that fails; those at its end are none"

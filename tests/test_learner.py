@@ -9,7 +9,6 @@ from inputs import write_tar
 
 from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.codec.raster import rasterise
 from fastai_remote.store.redis_link import RedisLink
 
 from fastcore.test import test_close as close
@@ -207,7 +206,7 @@ def test_drawings_are_drawn_as_asked_and_predicted_in_any_form(tmp_path):
     how = Rasterise(32, width=8)
     dls = DataLoaders.from_store(store, bs=8, num_workers=0, draw=how)
     strokes = store.get_many([int(dls.train_ds.items[7])], 'strokes')['strokes'][0]
-    assert (np.array(dls.train_ds[7][0])[...,0]==rasterise(strokes, 32, width=8)).all()
+    assert (np.array(dls.train_ds[7][0])[...,0]==how.arrays([strokes])[0]).all()
     grey = DataLoaders.from_store(store, bs=16, num_workers=0, draw=how, img_cls=PILImageBW)
     assert dls.one_batch()[0].shape==(8,3,32,32) and grey.one_batch()[0].shape==(16,1,32,32)
     learn = Learner(dls, Tiny(2), path=tmp_path)

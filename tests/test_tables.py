@@ -445,11 +445,21 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path, error, match, make):
     as_parquet(tmp_path)
     with pytest.raises(error, match=match): in_memory(make(tmp_path))
 
+def test_a_table_beside_a_list_of_rows_is_stored_as_such_rows():
+    "And the report does not name fields that are not there"
+    rows = pd.DataFrame({'label':['b'], 'age':pd.array([1], 'int8')})
+    store,report = in_memory({'train':[{'label':'a', 'age':300}], 'valid':rows})
+    assert store[:]==[{'label':'a', 'age':300},{'label':'b', 'age':1}] and not report.notes
+
 def test_a_row_without_a_split_names_file_and_row(tmp_path):
-    for k,part in enumerate((['train']*9, ['train']*8+[None])):
-        pq.write_table(pa.table({'part':part}), tmp_path/f'{k}.parquet', row_group_size=5)
-    with pytest.raises(ValueError, match="1.parquet: row 8: column 'part': nothing there"):
-        in_memory(table_samples(tmp_path, valid_col='part'))
+    for type in pa.string(),pa.large_string(),pa.string_view(),pa.dictionary(pa.int8(), pa.string()):
+        for k,part in enumerate((['train']*9, ['train']*8+[None])):
+            table = pa.table({'part':pa.array(part, type)})
+            pq.write_table(table, tmp_path/f'{k}.parquet', row_group_size=5)
+        with pytest.raises(ValueError, match="1.parquet: row 8: column 'part': nothing there"):
+            in_memory(table_samples(tmp_path, valid_col='part'))
+        with pytest.raises(ValueError, match="row 8: column 'part': nothing there"):
+            in_memory(table_samples(table, valid_col='part'))
     pq.write_table(pa.table({'part':[[1]]}), tmp_path/'0.parquet')
     with pytest.raises(ValueError, match=r"0.parquet: row 0: column 'part': \[1\] is neither true nor false"):
         in_memory(table_samples(tmp_path/'0.parquet', valid_col='part'))

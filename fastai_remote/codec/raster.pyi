@@ -47,18 +47,6 @@ def _draw_in_c(drawings, pen, time, empty):
 def _pixel_points(drawings, counts, stroke_counts, pen):
     ...
 
-def rasterise_batch(drawings: list, size: int=256, width: float=3.0, antialias: bool=True, time: str | None=None, empty=None) -> np.ndarray:
-    ...
-
-def rasterise(strokes, size: int=256, width: float=3.0, antialias: bool=True, time: str | None=None) -> np.ndarray:
-    ...
-
-def _png(a):
-    ...
-
-def renamed_fields(sample, codecs: dict) -> dict:
-    ...
-
 class Rasterise:
 
     def __init__(self, size: int=256, width: float=3.0, antialias: bool=True, time: str | None=None):
@@ -67,20 +55,26 @@ class Rasterise:
     def arrays(self, drawings: list, empty=None) -> np.ndarray:
         ...
 
-    def pngs(self, drawings: list) -> list:
-        ...
-
     def batch(self, drawings: list) -> list:
         ...
 
     def create(self, b) -> Image.Image:
         ...
 
+    def __repr__(self):
+        ...
+
+    def pngs(self, drawings: list) -> list:
+        ...
+
     def __call__(self, o):
         ...
 
-    def __repr__(self):
-        ...
+def _png(a):
+    ...
+
+def renamed_fields(sample, codecs: dict) -> dict:
+    ...
 
 class StrokesCodec(Codec):
 

@@ -104,7 +104,8 @@ class SourceJob(IngestJob):
     def __init__(self, source, writer, options):
         self.source,self.writer,self.fn = source,writer,options.fn
         self.load = source.loader(options.fn is not None)
-        self.codecs = source.codecs if options.fn is not None else {**source.codecs, **source.as_is_codecs}
+        self.codecs = source.codecs
+        if options.fn is None and source.as_is is not None: self.codecs = {**source.codecs, **source.as_is.codecs}
 
     def write(self):
         return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.is_stream)
@@ -264,8 +265,8 @@ def ingest(
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
     job = job_class(source, writer, options)
     writer.begin(partial(_plan, job, vocab, options), options.overwrite)
-    remarks = () if options.fn is not None else source.as_is_notes
-    job.notes = [*_source_notes(source, writer.plan['fields'], options), *remarks]
+    remarks = source.as_is.notes if options.fn is None and source.as_is is not None else ()
+    job.notes = list(dict.fromkeys([*_source_notes(source, writer.plan['fields'], options), *remarks]))
     try: return run_ingest(job, writer, options.num_workers, options.limit, options.progress)
     finally:
         with suppress(StoreError): writer.close()   # the lock ends by itself; what was written, or an error, counts
@@ -286,7 +287,8 @@ def _plan(job, vocab, options):
 
 def _known_vocab(source, options):
     "`{field: labels}` that the source knows, or `None`: of its samples, or if there is an `fn`, of what that gets"
-    return source.vocab if options.fn is not None or source.as_is_vocab is None else source.as_is_vocab
+    as_is = source.as_is if options.fn is None else None
+    return source.vocab if as_is is None or as_is.vocab is None else as_is.vocab
 
 def _source_notes(source, fields, options):
     "Remarks for the report, a list of `str`: those of the source, and without `vocab=` those on labels"

@@ -4,7 +4,7 @@ Docs: page `source/arrays`"""
 import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
@@ -252,6 +252,14 @@ class _ArrayTable(Table):
         if self.in_files: self.looks = 3   # each may be in another block, which is fetched
         super().__init__(None, options)
 
+    @cached_property
+    def plan(self):
+        plan = super().plan
+        pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
+        plan.notes += [f"column {name!r} holds arrays that could be pixels: fields={{{name!r}: '{name}.npyimg', …}} "
+                       'makes them images' for name in pixels]
+        return plan
+
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
@@ -264,20 +272,11 @@ class _ArrayTable(Table):
     @property
     def load(self): return itemgetter(*self.types) if self.is_alone and not self.options.asked else super().load
     @property
-    def as_is_notes(self):
-        pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
-        return [*self.plan.notes, *map(_advice_on_pixels, pixels)]
-
-    @property
     def is_identified(self): return all(c.opener not in (None, _array_in) for c in self.columns.values())
     def _stamp(self):
         places = [repr(c.args) for c in self.columns.values()] if self.in_files else []
         return places if self.is_identified else (*places, super()._stamp())
     def __repr__(self): return f"array_samples({self.n:,} rows of {', '.join(self.columns)})"
-
-def _advice_on_pixels(name):
-    return (f"column {name!r} holds arrays that could be pixels: fields={{{name!r}: '{name}.npyimg', …}} makes them "
-            'images')
 
 def _could_be_pixels(name, t):
     return t.kind=='array' and t.dtype=='uint8' and get_codec(name) is None and (
@@ -414,7 +413,7 @@ def array_samples(
 
 def _columns(o, name=''):
     "`{name: ArrayColumn}` of whatever `array_samples` takes; `name`: that of an array in a dict; raises what it raises"
-    if isinstance(o, dict): return _columns_of_dict(o)
+    if isinstance(o, dict): return _merged((key, _columns(array, key)) for key,array in o.items())
     if isinstance(o, (str,Path)): return _file_columns(Path(o))
     if _library(o)=='h5py': return _named(_h5(o), name)
     if _library(o)=='zarr': return _named(_zarr(o), name)
@@ -424,10 +423,6 @@ def _columns(o, name=''):
     if not _is_array(o) or _has_missing(o): return {name or 'cls':_ListColumn(by_position(name, o))}
     array = o if isinstance(o, np.ma.MaskedArray) and np.ma.is_masked(o) else np.asarray(o)
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)
-
-def _columns_of_dict(arrays):
-    "`{name: ArrayColumn}` of all values of a dict; raises `ValueError` if two columns have one name"
-    return _merged((name, _columns(array, name)) for name,array in arrays.items())
 
 def _merged(parts):
     """`{name: ArrayColumn}` of all `parts`, each the name of an array and such a dict

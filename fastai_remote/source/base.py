@@ -8,13 +8,15 @@ Docs: page `source/base`"""
 
 import dis, errno, hashlib, os, re, stat, sys
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, lru_cache, partial, partialmethod
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 
 import cloudpickle
 import numpy as np
+from fastcore.basics import chunked
 from fastcore.foundation import L
 from PIL import Image, ImageFile
 
@@ -309,6 +311,14 @@ def _size(o):
     nbytes = getattr(o, 'nbytes', None)   # of arrays and tensors
     return nbytes if isinstance(nbytes, int) else 100
 
+@dataclass
+class AsIs:
+    "How samples that no `fn` changes are made of raw ones, where an `fn` would get something else; as a `TablePlan`"
+    load:object # raw -> sample whose values are encoded
+    vocab:dict = None # `{field: list of labels}`; default: that of the source
+    codecs:dict = field(default_factory=dict) # `{field: name of a codec}`, besides those of the source
+    notes:list = () # Remarks for the report, besides those of the source
+
 class Source:
     """Where samples come from: the base class of `IndexedSource` and `StreamedSource`
 
@@ -317,21 +327,18 @@ class Source:
     vocab:dict = None # `{field: list of labels}`, if the source knows them
     splits:dict = None # `{split: [start, stop]}`, if the source has splits
     codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
-    as_is_vocab:dict = None # As `vocab`, for samples that no `fn` has changed; default: `vocab`
-    as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
     # Have samples a `__key__` that is only kept where it takes no space, in the names of members of shards?
     implicit_keys:bool = False
     notes:list = () # Remarks for the report on anything but labels
     # Remarks for the report on labels, looked at without `vocab=`; `None`: nothing is said of labels that are numbers
     label_notes:list = None
-    as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
     chunk_size:int = None # Samples per chunk of a stream; default: chosen by the writer
     # About how many bytes a raw sample of a stream has; default: unknown. A chunk of larger ones has fewer samples
     raw_bytes:int = None
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
     load = staticmethod(unchanged)
     srcs:dict = {} # `{split: source}`, if this source consists of one source per split
-    as_is = None # Used in place of `load` if there is no `fn`: raw -> sample whose values are encoded
+    as_is:AsIs = None # Used in place of `load` if there is no `fn`; default: `load`
     # Does `load` make samples with image files of which `fn` gets the images? Not if samples are the user's own
     opens_images:bool = False
     # Do other data always have another fingerprint? Else it only tells whether a later call can be the same one, and
@@ -340,8 +347,8 @@ class Source:
     def loader(self,
         has_fn:bool # Does an `fn` get the samples?
     ): # raw -> sample
-        "What makes samples: `load`, with opened images if there is an `fn` and `opens_images`; or else `as_is`"
-        if not has_fn: return self.load if self.as_is is None else self.as_is
+        "What makes samples: `load`, with opened images if there is an `fn` and `opens_images`; else that of `as_is`"
+        if not has_fn: return self.load if self.as_is is None else self.as_is.load
         return partial(_with_images, self.load, self.codecs) if self.opens_images else self.load
 
     def fingerprint(self):
@@ -401,20 +408,35 @@ class Samples:
 class StreamedSource(Source):
     "A source that is read from front to back, and whose length is not known before its end"
     once:bool = False # Can it be read only once, as a generator?
-    _was_read:bool = False
-    def _begin(self):
-        """To be called when reading begins: raises `ValueError` if `once`, and this was called before
-
-        What is left would be taken for all of it."""
-        if self.once and self._was_read:
-            raise ValueError('this source can be read only once, and was read before: make a new one')
-        self._was_read = True
-
     def stream(self,
         size:int # Samples per part, at most
     ): # Yields parts: iterables of `(name, raw)` with a length
         "The raw samples in parts, in the same order each time"
         raise NotImplementedError
+
+class SampleStream(StreamedSource):
+    "A stream that is read sample by sample. A subclass defines `_raw_samples`, which yields `(name, raw)`"
+    _started = None # The samples of a reading that `raw_bytes` has begun
+    _was_read:bool = False
+    def _raw_samples(self): raise NotImplementedError
+
+    @cached_property
+    def raw_bytes(self)->int:
+        samples = iter(self._raw_samples())
+        first = list(islice(samples, 8))
+        self._started = chain(first, samples)   # `stream` continues here
+        return mean_bytes(raw for _,raw in first)
+
+    def _begin(self):
+        """Iterator over all samples; raises `ValueError` if `once`, and this was called before
+
+        What is left would be taken for all of it."""
+        if self.once and self._was_read:
+            raise ValueError('this source can be read only once, and was read before: make a new one')
+        samples,self._started,self._was_read = self._started or self._raw_samples(),None,True
+        return samples
+
+    def stream(self, size): return chunked(self._begin(), size)
 
 class Sent:
     """Something large that load functions need: when this is pickled, it is written to a temporary file
@@ -510,12 +532,14 @@ class SplitChunk:
 
     It yields `('split: name', (split, raw))`; an exception in place of `raw` stays as it is."""
     def __init__(self,
-        parts # Iterable of `(split, samples of it)`; the samples are `(name, raw)`
-    ): self.parts = list(parts)
+        parts, # Iterable of `(split, samples of it)`; the samples are `(name, raw)`
+        keeps_raw:bool=False, # Does `raw` stay as it is, because samples of all splits are loaded in one way?
+    ): self.parts,self.keeps_raw = list(parts),keeps_raw
     def __len__(self): return sum(len(samples) for _,samples in self.parts)
     def __iter__(self):
         for split,samples in self.parts:
-            for name,raw in samples: yield f'{split}: {name}', raw if isinstance(raw, Exception) else (split,raw)
+            for name,raw in samples:
+                yield f'{split}: {name}', raw if self.keeps_raw or isinstance(raw, Exception) else (split,raw)
     @property
     def split(self)->str:
         "The split of the first part"

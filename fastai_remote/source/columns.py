@@ -12,7 +12,7 @@ import numpy as np
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
 from ..codec.text import are_several, whole_label
-from .base import mean_bytes, read_file, refuse_address, unchanged
+from .base import read_file, refuse_address, unchanged
 from .files import image_field
 
 # --- Types
@@ -69,6 +69,23 @@ class ColumnType:
         "Are the values categories, texts, whole numbers, or true and false?"
         if self.kind in ('text','cell','codes') or self.is_label and self.codec=='cls': return True
         return self.kind=='number' and (self.is_whole or not self._is_float() and self.dtype in NUMBER_CODECS)
+
+# The kinds of types other than numbers, by the words that their names begin with in Arrow, polars, pandas and NumPy
+_KINDS = {word:kind for kind,words in {
+    'text':'string large_string string_view utf str decimal',
+    'bytes':'binary large_binary binary_view fixed_size_binary', 'time':'timestamp datetime date time', 'null':'null',
+    'duration':'duration timedelta month_interval day_time_interval month_day_nano_interval'}.items()
+    for word in words.split()}
+
+def plain_type(
+    name:str # Of a type of Arrow, polars, pandas or NumPy, such as `int8`, `Float32`, `double`, `timestamp[ns]`
+)->ColumnType: # `None` for types of objects, and for those that consist of others
+    "The `ColumnType` of a type, by its name"
+    name = name.lower()
+    dtype = {'boolean':'bool', 'halffloat':'float16', 'float':'float32', 'double':'float64'}.get(name, name)
+    if re.fullmatch(r'bool|(u?int|float|complex)\d+', dtype): return ColumnType('number', dtype)
+    kind = _KINDS.get(re.match('[a-z_]*', name)[0])
+    return ColumnType(kind) if kind else None
 
 _TYPES = ((bool,np.bool_),'bool'), ((int,np.integer),'int64'), ((float,np.floating),'float64'), \
     ((str,os.PathLike),'text'), ((bytes,bytearray,memoryview),'bytes'), ((list,tuple,dict),'list'), \
@@ -523,12 +540,6 @@ class TablePlan:
         "The names of the columns that the fields are made of, without repeats"
         return list(dict.fromkeys(name for c in self.columns for name in c.names))
 
-    @property
-    def row_bytes(self)->int:
-        "About how many bytes the columns that are read have in a row, on average over `rows`"
-        names = self.names if self.options.asked else list(self.types)
-        return mean_bytes({name:row[name] for name in names} for row in self.rows)
-
     def check(self):
         "Raises `ValueError` if there are no columns, or two for one field"
         fields = [c.field for c in self.columns]
@@ -692,15 +703,9 @@ class Planned:
     @property
     def opens_images(self): return self.gives_fields
     @property
-    def as_is(self): return self.plan.load
+    def as_is(self): return self.plan
     @property
     def vocab(self): return (self.plan.vocab if self.gives_fields else self.plan.row_vocab) or None
-    @property
-    def as_is_vocab(self): return self.plan.vocab
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
 
 def _format_of(value):
     """The field for an image file, as `image_format`: by its bytes, alone or in a dict of `bytes` and `path`

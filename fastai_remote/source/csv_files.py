@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import LoadSplit, SplitChunk, StreamedSource
+from .base import SampleStream, SplitChunk
 from .columns import CellType, ColumnOptions, Planned, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
@@ -25,7 +25,7 @@ from .files import file_stamps, list_files, open_text
 
 CSV_EXTENSIONS = '.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz'
 
-class csv_samples(Planned, StreamedSource):
+class csv_samples(Planned, SampleStream):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
     Without `fn_col`, `label_col` and `fields`, all columns but `valid_col` are fields, and `fn` gets `{column: text}`.
@@ -36,7 +36,7 @@ class csv_samples(Planned, StreamedSource):
     With `valid_col`, the files are read once to find the splits, and then once per split. Raises
     `FileNotFoundError`."""
     chunk_size = 256
-    vocab = as_is_vocab = None
+    vocab = None
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
         fn_col:int|str=None, # Column with names of image files
@@ -53,9 +53,6 @@ class csv_samples(Planned, StreamedSource):
         self.delimiter = delimiter
         self.siblings = [self]   # of all splits: the cells of all of them say what a column holds; the first knows
         self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
-
-    @property
-    def raw_bytes(self)->int: return self._first_plan({}).row_bytes
 
     def _delimiter_of(self, path):
         is_tsv = path.name.lower().removesuffix('.gz').removesuffix('.xz').endswith('.tsv')
@@ -105,19 +102,15 @@ class csv_samples(Planned, StreamedSource):
 
     @cached_property
     def plan(self)->TablePlan:
-        """Which fields the samples have, by the header and first rows of the first file, and the cells of all rows
+        """Which fields the samples have, by the header and first rows of the first file with rows, and by all cells
 
         Raises `ValueError`, `OSError`."""
-        return self._first_plan(self.siblings[0]._cell_types)
-
-    def _first_plan(self, types):
-        "The `TablePlan` by the header and first rows of the first file that has rows; `types` as in `_plan`"
         for path in self.files:
             lines = self._lines(path)
             header = list(next(lines).types)
             rows = [row for _,row in islice(lines, 20) if isinstance(row, dict)]
             if rows: break
-        return self._plan(path, header, types, rows)
+        return self._plan(path, header, self.siblings[0]._cell_types, rows)
 
     @cached_property
     def _cell_types(self):
@@ -139,23 +132,21 @@ class csv_samples(Planned, StreamedSource):
     def srcs(self)->dict:
         "`{split: None}` for each split that `valid_col` names, by reading all rows; empty without `valid_col`"
         if self.options.valid_col is None: return {}
-        splits = SplitNames(self._first_plan({}).split)
+        splits = None
         for path in self.files:
             lines = self._lines(path)
             plan = next(lines)
+            splits = splits or SplitNames(plan.split)
             for line,row in lines:
                 if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
         return dict.fromkeys(splits.names)
 
+    def _raw_samples(self): return self._rows()
     def stream(self, size):
-        if not self.srcs: return chunked(self._rows(), size)
-        return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
+        if not self.srcs: return super().stream(size)
+        parts = ((split, part) for split in self.srcs for part in chunked(self._rows(split), size))
+        return (SplitChunk([part], keeps_raw=True) for part in parts)
 
-    @property
-    def load(self): return self._of_split(super().load)
-    @property
-    def as_is(self): return self._of_split(super().as_is)
-    def _of_split(self, load): return LoadSplit(dict.fromkeys(self.srcs, load)) if self.srcs else load
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"

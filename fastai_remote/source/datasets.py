@@ -9,18 +9,16 @@ from collections.abc import Iterator
 from datetime import date, time
 from functools import cached_property, partial
 from inspect import getgeneratorstate
-from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import GeneratorType
 
 import numpy as np
-from fastcore.basics import chunked
 
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import evenly_spaced, IndexedSource, LazyPart, LoadSplit, mean_bytes, refuse_address
+from .base import AsIs, evenly_spaced, IndexedSource, LazyPart, LoadSplit, refuse_address, SampleStream
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -92,7 +90,7 @@ def _plain(o):
 
 # --- Splits and streams
 
-# A dict of sources is one source with splits. A chunk may contain samples of two splits; `SplitPart` keeps them apart,
+# A dict of sources is one source with splits. A chunk may contain samples of two splits; `SplitChunk` keeps them apart,
 # in the order of the splits. Datasets with different classes cannot be splits of one source, because their numbers mean
 # different things.
 #
@@ -110,10 +108,6 @@ class _OfSplits:
     @property
     def opens_images(self): return all(s.opens_images for s in self.srcs.values())
     @property
-    def as_is_codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.as_is_codecs.items()}
-    @property
-    def as_is_notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.as_is_notes))
-    @property
     def vocab(self):
         "`{field: labels}` of all splits, or `None`; raises `ValueError` if a number would mean several classes"
         merged = _merged_vocab([s.vocab for s in self.srcs.values()])
@@ -124,16 +118,17 @@ class _OfSplits:
         return merged
 
     @property
-    def as_is_vocab(self):
-        if all(s.as_is_vocab is None for s in self.srcs.values()): return None
-        return _merged_vocab([s.vocab if s.as_is_vocab is None else s.as_is_vocab for s in self.srcs.values()])
-
-    @property
     def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
     def as_is(self):
-        if any(s.as_is is None for s in self.srcs.values()): return None
-        return LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+        parts = {split:s.as_is for split,s in self.srcs.items()}
+        if any(o is None for o in parts.values()): return None
+        load = LoadSplit({split:o.load for split,o in parts.items()})
+        vocabs = [o.vocab for o in parts.values()]
+        vocab = None if None in vocabs else _merged_vocab(vocabs)
+        codecs = {field:codec for o in parts.values() for field,codec in o.codecs.items()}
+        return AsIs(load, vocab, codecs, list(dict.fromkeys(note for o in parts.values() for note in o.notes)))
+
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
     def _refuse_classes(self, field):
@@ -175,26 +170,15 @@ def _merged_vocab(vocabs):
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
 
-class _Stream(StreamedSource):
+class _Stream(SampleStream):
     "A source of what an iterable yields"
     is_identified = False
     def __init__(self, items):
         if isinstance(items, GeneratorType) and getgeneratorstate(items)!='GEN_CREATED':
             raise ValueError(f'{items.__qualname__}: this generator has been read from already; make a new one')
-        self.items,self.once,self.started = items,isinstance(items, Iterator),None
+        self.items,self.once = items,isinstance(items, Iterator)
 
-    @cached_property
-    def raw_bytes(self)->int:
-        items = iter(self.items)
-        first = list(islice(items, 8))
-        self.started = chain(first, items)   # `stream` continues here
-        return mean_bytes(first)
-
-    def stream(self, size):
-        self._begin()
-        items,self.started = self.started or self.items,None
-        return chunked(((f'item {i}', o) for i,o in enumerate(items)), size)
-
+    def _raw_samples(self): return ((f'item {i}', o) for i,o in enumerate(self.items))
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
 class _StreamSplits(_OfSplits, StreamedSource):
@@ -237,7 +221,7 @@ class _Stored(IndexedSource):
         return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=max(1, len(numbers)))
     @property
     def load(self): return _Decode(self.codecs)
-    as_is = staticmethod(unchanged)
+    as_is = AsIs(unchanged)
     implicit_keys = True
     def fingerprint(self): return self.store.name,self.store.manifest.uid,self.fields
 

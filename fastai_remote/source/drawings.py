@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import store_attr
-try: from orjson import loads as _numbers_in
-except ImportError: from json import loads as _numbers_in
+try: from orjson import loads as _loads
+except ImportError: from json import loads as _loads
 
 from ..codec.raster import Rasterise
-from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
+from ..codec.strokes import as_strokes, simplify_batch
 from .base import IndexedSource, LazyPart, Samples, Source, StreamedSource
 from .files import file_stamps, list_files, open_text
 
@@ -56,37 +56,17 @@ def _grouped(rows, size=256):
 
 # --- Numbers
 
-# Most of the time goes into reading numbers, and a third of them are times, which are not needed. In a raw line that is
-# written without spaces, as the published ones are, the times are skipped, and the remaining numbers of all lines are
-# read at once, with orjson if it is installed. Any other line is read as JSON.
-
-_STROKE = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')   # x and y of a stroke; what follows is a list of times
+# Most of the time goes into reading numbers, which orjson does several times as fast as `json`.
 
 def _parse(line):
-    """Returns the JSON value in `line`, bytes; raises `ValueError`
+    """The JSON value in `line`, bytes, as `json` reads it; raises `ValueError`, `RecursionError`
 
-    If it is a dict whose `drawing` has strokes with times, written without spaces, as in the published files, they stay
-    text: `drawing` is then a tuple of `(x, y)`, both bytes such as `b'1,2'`."""
-    start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
-    text = line[start+11:end+2]   # the strokes, with their brackets
-    strokes = _STROKE.findall(text) if 0<=start<end else []
-    # Each stroke has four opening brackets: its own and those of x, y and the times.
-    if not strokes or not text.count(b'[')==text.count(b']')==4*len(strokes): return json.loads(line)
-    drawing = json.loads(line[:start]+b'"drawing":0'+line[end+3:])
-    if not isinstance(drawing, dict) or drawing.get('drawing')!=0: return json.loads(line)   # that of another dict
-    drawing['drawing'] = tuple(strokes)
-    return drawing
-
-def _flatten_text(drawings):
-    "Returns the result of `flatten_drawings` for drawings that `_parse` left as text; raises `ValueError`"
-    strokes = [stroke for drawing in drawings for stroke in drawing]
-    if not all(text.strip() for stroke in strokes for text in stroke):
-        raise ValueError('a stroke without points, or whose x and y differ in length')
-    x,y = (_numbers_in(b'[%s]' % b','.join(texts)) for texts in zip(*strokes))
-    counts = np.array([(x.count(b',')+1, y.count(b',')+1) for x,y in strokes])
-    if (counts[:,0]!=counts[:,1]).any(): raise ValueError('a stroke whose x and y differ in length')
-    x,y,_,_ = flatten_drawings([[[x,y]]])   # as if they were one stroke
-    return x,y,counts[:,0],np.array([len(drawing) for drawing in drawings])
+    orjson makes floats of integers of more than 64 bits. Points become floats anyway. If there may be one elsewhere,
+    and where orjson refuses a line, `json` reads it."""
+    try: found = _loads(line)
+    except ValueError: return json.loads(line)
+    others = [value for key,value in found.items() if key!='drawing'] if isinstance(found, dict) else [found]
+    return found if all(value is None or isinstance(value, (str,int)) for value in others) else json.loads(line)
 
 # --- Samples
 
@@ -103,7 +83,6 @@ class _LoadDrawing:
     def __init__(self,
         label, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        packed=False, # Encode strokes that are simplified here?
         keep=(), # Other columns to keep
         times=False, # Keep all points with their times, as field `points.npy`?
     ): store_attr()
@@ -130,10 +109,10 @@ class _LoadDrawing:
             return self._tried(stage, samples[:half])+self._tried(stage, samples[half:])
 
     def _fields(self, line, header):
-        "`{field: value}` of a line; field `strokes` has them as `_parse` returns them. Raises `ValueError`"
-        drawing = _entries(line, header, json.loads if self.times else _parse)
+        "`{field: value}` of a line; field `strokes` has lists of numbers. Raises `ValueError`"
+        drawing = _entries(line, header, _parse)
         if header is not None: drawing['drawing'] = json.loads(drawing['drawing'])
-        if not isinstance(drawing['drawing'], tuple) and not _is_strokes(drawing['drawing']):
+        if not _is_strokes(drawing['drawing']):
             raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
@@ -148,17 +127,12 @@ class _LoadDrawing:
         return fields
 
     def _simplified(self, samples):
-        """List of `samples`, dicts, with simplified `strokes`: lists of arrays, or `Encoded` bytes if `packed`
+        """List of `samples`, dicts, with simplified `strokes`: lists of arrays
 
-        Those that were simplified before stay, as lists of arrays in any case, also in `samples` itself."""
-        texts = [i for i,o in enumerate(samples) if isinstance(o['strokes'], tuple)]
-        parsed = [i for i,o in enumerate(samples) if isinstance(o['strokes'], list) and not self._is_simplified(o)]
-        groups = [(f,at) for f,at in ((_flatten_text,texts), (flatten_drawings,parsed)) if at]
-        res = list(samples)
-        if not groups: return res
-        flat = [flatten([samples[i]['strokes'] for i in at]) for flatten,at in groups]
-        simple = simplify_flat(*map(np.concatenate, zip(*flat)), 2., self.packed)
-        for i,strokes in zip([i for _,at in groups for i in at], simple): res[i] = {**samples[i], 'strokes':strokes}
+        Those that were simplified before become arrays in `samples` itself."""
+        raw,res = [i for i,o in enumerate(samples) if not self._is_simplified(o)],list(samples)
+        simple = simplify_batch([samples[i]['strokes'] for i in raw])
+        for i,strokes in zip(raw, simple): res[i] = {**samples[i], 'strokes':strokes}
         return res
 
     def _is_simplified(self, sample):
@@ -332,9 +306,7 @@ class _Drawings(Source):
         max_per_class:int=None, # Drawings of each word, at most
     ): store_attr()
     @property
-    def load(self): return _LoadDrawing(self.label, self.raster, False, self.keep, self.times)
-    @property
-    def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times)
+    def load(self): return _LoadDrawing(self.label, self.raster, self.keep, self.times)
     def fingerprint(self):
         names = [os.path.relpath(f, self.root) for f in self.files]
         options = [o for o in (self.keep, self.times, self.max_per_class) if o]

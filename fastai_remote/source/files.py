@@ -244,7 +244,7 @@ class image_samples(Samples, IndexedSource):
 
     def read(self, numbers)->list: return [self._raw(i) for i in numbers.tolist()]
     @property
-    def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
+    def load(self): return _LoadFile(self.field, str(self.paths.root) if self.keep else None)
 
     # fastai reads test items by `iloc` and `itertuples`, as of a DataFrame, and then makes no list of them
     @property
@@ -270,13 +270,12 @@ class _LoadFile:
     "raw -> sample: reads the file; `raw` is `(path, label or None)`"
     def __init__(self,
         field:str, # Field for the image
-        label:bool, # Is there a label?
         root:str, # Folder that `path` is relative to; `None`: no field `path`
     ): store_attr()
     def __call__(self, raw):
         path,label = raw
         sample = {self.field:read_file(path)}
-        if self.label: sample['labels' if are_several(label) else 'cls'] = label
+        if label is not None: sample['labels' if are_several(label) else 'cls'] = label
         if self.root is not None: sample['path'] = os.path.relpath(path, self.root)
         return sample
 

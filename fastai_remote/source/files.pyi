@@ -147,7 +147,7 @@ def _local(paths):
 
 class _LoadFile:
 
-    def __init__(self, field: str, label: bool, root: str):
+    def __init__(self, field: str, root: str):
         ...
 
     def __call__(self, raw):

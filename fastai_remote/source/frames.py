@@ -9,12 +9,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
-from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, shown_path, stable_repr
-from .base import StreamedSource
-from .columns import are_whole, ColumnOptions, ColumnType, object_type, Planned, SplitNames, TablePlan
+from .base import evenly_spaced, IndexedSource, LazyPart, named_rows, Recent, require, SampleStream, shown_path
+from .base import stable_repr
+from .columns import are_whole, ColumnOptions, ColumnType, object_type, plain_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
 from ..store.address import secret_texts, without_secrets
@@ -63,21 +62,26 @@ class Table(Planned, IndexedSource):
         "Yields the values of a column in lists, so that there is never a Python object for each row"
         for start in range(0, len(self), _PIECE): yield self._values(name, start, min(start+_PIECE, len(self)))
 
+    def _coded_pieces(self, name):
+        "Yields `(different, codes)` for each of `_pieces`: its different values; for each value its position in them"
+        for values in self._pieces(name):
+            try: positions = {value:k for k,value in enumerate(dict.fromkeys(values))}
+            except TypeError: yield values,np.arange(len(values))   # there is a list among them, which names no split
+            else: yield list(positions),np.fromiter(map(positions.__getitem__, values), np.intp, len(values))
+
     @cached_property
     def _split_codes(self):
         """Returns `(names, codes)`: names of the splits; for each row the position of its split in them
 
         `codes` is `uint8`, of shape (blocks, 256), and ends with 255 after the last row."""
         splits,found,parts,n = SplitNames(self.plan.split),{},[],0
-        for values in self._pieces(splits.column):
-            code_of = {}
-            try: different = dict.fromkeys(values)
-            except TypeError: different = values   # there is a list among them, which names no split
-            for value in different:
-                [(row,_)] = self._part(np.array([n+values.index(value)]), [splits.column])
-                code_of[value] = found.setdefault(splits(value, row), len(found))
-            parts.append(np.fromiter(map(code_of.__getitem__, values), np.uint8, len(values)))
-            n += len(values)
+        for different,codes in self._coded_pieces(splits.column):
+            split_of_code = []
+            for k,value in enumerate(different):
+                [(row,_)] = self._part(np.array([n+(codes==k).argmax()]), [splits.column])
+                split_of_code.append(found.setdefault(splits(value, row), len(found)))
+            parts.append(np.array(split_of_code, np.uint8)[codes])
+            n += len(codes)
         codes = np.concatenate([*parts, np.full(-n%_BLOCK, 255, np.uint8)]).reshape(-1, _BLOCK)
         order = np.array([*map(splits.names.index, found), *[255]*(256-len(found))], np.uint8)
         return splits.names,order[codes]
@@ -171,12 +175,8 @@ def _pandas_type(dtype):
         if kind=='number' and not all(isinstance(o, int) for o in labels): return ColumnType('object')
         return ColumnType(kind, 'int64', vocab=labels, is_label=True)
     if hasattr(dtype, 'pyarrow_dtype'): return arrow_type(dtype.pyarrow_dtype)
-    if type(dtype).__name__=='StringDtype': return ColumnType('text')
-    if type(dtype).__name__=='DatetimeTZDtype': return ColumnType('time')
     if type(dtype).__name__=='SparseDtype': dtype = dtype.subtype
-    dtype = getattr(dtype, 'numpy_dtype', dtype)   # of numbers that may be missing, such as Int64
-    kind = {'M':'time', 'm':'duration', **dict.fromkeys('biufc', 'number')}.get(getattr(dtype, 'kind', 'O'), 'object')
-    return ColumnType(kind, str(dtype) if kind=='number' else None)
+    return plain_type(str(dtype)) or ColumnType('object')   # of numbers that may be missing, it is such as `Int64`
 
 class _PolarsTable(Table):
     "A source of the rows of a DataFrame of polars"
@@ -224,22 +224,17 @@ def _inner_nanoseconds(name, type):
 def _polars_type(dtype):
     "The `ColumnType` of a column of polars, by its dtype"
     name = str(dtype).split('(')[0]
-    if name in ('String','Utf8'): return ColumnType('text')
     if name=='Enum': return ColumnType('text', vocab=list(dtype.categories), is_label=True)
     if name=='Categorical': return ColumnType('text', is_label=True)   # its list has the labels of other tables, too
     if name in ('Int128','UInt128'): return ColumnType('object')   # NumPy has no such type; each value decides
-    if name in ('Boolean','Float16','Float32','Float64') or name.startswith(('Int','UInt')):
-        return ColumnType('number', 'bool' if name=='Boolean' else name.lower())
     if name=='Array':
         inner,shape = dtype,()
         while str(inner).startswith('Array'): inner,shape = inner.inner,(*shape, inner.size)
         number = _polars_type(inner)
-        if number.kind=='number': return ColumnType('array', number.dtype, tuple(dtype.shape))
+        return ColumnType('array', number.dtype, tuple(dtype.shape)) if number.kind=='number' else ColumnType('list')
     if name=='List': return ColumnType('labels' if _polars_type(dtype.inner).kind=='text' else 'list')
-    kinds = {'Binary':'bytes', 'Date':'time', 'Time':'time', 'Datetime':'time', 'Duration':'duration', 'Null':'null',
-             'Decimal':'text', 'Array':'list'}
     if name=='Struct': return ColumnType('file' if {f.name for f in dtype.fields}=={'bytes','path'} else 'list')
-    return ColumnType(kinds.get(name, 'object'))
+    return plain_type(name) or ColumnType('object')
 
 def _n_bytes(table):
     "Bytes of a table of Arrow; before version 26, Arrow cannot tell those of a slice with texts as views"
@@ -248,15 +243,28 @@ def _n_bytes(table):
 
 class _ArrowTable(Table):
     "A source of the rows of a table of Arrow in memory"
-    def _types(self):
-        dictionaries = [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)]
-        return arrow_types(self.table.schema, dictionaries)
+    @property
+    def schema(self): return self.table.schema
+    def _columns(self, name): return [self.table[name]]   # the parts of a column, `ChunkedArray`s
+    def _types(self): return arrow_types(self.schema, self._columns)
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
-    def _values(self, name, start, stop): return self.table[name].slice(start, stop-start).to_pylist()
-    def _stamp(self): return _n_bytes(self.table),self.table.schema.to_string(),super()._stamp()
+    def _stamp(self): return _n_bytes(self.table),self.schema.to_string(),super()._stamp()
 
-def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
+    def _slices(self, name):
+        for column in self._columns(name):
+            for start in range(0, len(column), _PIECE): yield column.slice(start, _PIECE)
+    def _pieces(self, name): return (values.to_pylist() for values in self._slices(name))
+    def _coded_pieces(self, name):
+        if not _has_codes(self.schema.field(name).type): return super()._coded_pieces(name)
+        encoded = (o.combine_chunks().dictionary_encode(null_encoding='encode') for o in self._slices(name))
+        return ((o.dictionary.to_pylist(), o.indices.to_numpy()) for o in encoded)
+
+def _has_codes(t):
+    "Does Arrow encode columns of type `t` as a dictionary, with what is missing? Not so texts as views"
+    import pyarrow as pa
+    return any(is_type(t) for is_type in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_string,
+                                          pa.types.is_large_string))
 
 def arrow_rows(table, numbers)->list:
     """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
@@ -283,7 +291,8 @@ def _arrow_values(field, column, numbers):
 
 def arrow_types(
     schema, # Of Arrow
-    dictionaries:list, # For each column a function that returns its dictionaries, of all its parts
+    # Called with the name of a column of categories, returns its parts, `ChunkedArray`s; default: labels are not known
+    columns=lambda name: (),
 )->dict: # `{column: ColumnType}`
     """The `ColumnType` of each column; class names and images of HuggingFace datasets by their metadata
 
@@ -291,15 +300,15 @@ def arrow_types(
     twice = [name for name in schema.names if schema.names.count(name)>1]
     if twice: raise ValueError(f'two columns are called {twice[0]!r}')
     features,types = _features(schema),{}
-    for k,field in enumerate(schema):
+    for field in schema:
         permutation = list(getattr(field.type, 'permutation', None) or ())
         if permutation!=sorted(permutation):
             raise TypeError(f'column {field.name!r} is a tensor with permuted dimensions ({field.type}): give its rows '
                             'as arrays')
         kind = _feature_type(features.get(field.name)) or arrow_type(field.type)
         if kind.is_label and kind.vocab is None:
-            labels = [label for d in dictionaries[k]() for label in d.to_pylist() if label is not None]
-            kind.vocab = list(dict.fromkeys(labels))
+            dictionaries = (chunk.dictionary.to_pylist() for part in columns(field.name) for chunk in part.chunks)
+            kind.vocab = [label for label in dict.fromkeys(chain.from_iterable(dictionaries)) if label is not None]
         types[field.name] = kind
     for feature,name in (('ClassLabel','cls'), ('Image','img')):   # the only one of its kind has the usual name
         found = [column for column,o in features.items() if isinstance(o, dict) and o.get('_type')==feature]
@@ -336,14 +345,6 @@ def arrow_type(t)->ColumnType:
     if is_.is_dictionary(t):
         if _is_text(t.value_type) or is_.is_integer(t.value_type): return ColumnType('text', is_label=True)
         return ColumnType('object')
-    if _is_text(t) or is_.is_decimal(t): return ColumnType('text')
-    if is_.is_boolean(t): return ColumnType('number', 'bool')
-    if is_.is_integer(t) or is_.is_floating(t): return ColumnType('number', str(t.to_pandas_dtype()().dtype))
-    if is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t) or is_.is_binary_view(t):
-        return ColumnType('bytes')
-    if is_.is_timestamp(t) or is_.is_date(t) or is_.is_time(t): return ColumnType('time')
-    if is_.is_duration(t) or is_.is_interval(t): return ColumnType('duration')
-    if is_.is_null(t): return ColumnType('null')
     if is_.is_struct(t) and {t.field(k).name for k in range(t.num_fields)}=={'bytes','path'}: return ColumnType('file')
     if is_.is_fixed_size_list(t):
         inner = arrow_type(t.value_type)
@@ -351,11 +352,9 @@ def arrow_type(t)->ColumnType:
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
     if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
         return ColumnType('labels' if _is_text(t.value_type) else 'list', arrow_type(t.value_type).dtype)
-    return ColumnType('list')
+    return plain_type(str(t)) or ColumnType('list')
 
-def _is_text(t):
-    import pyarrow as pa
-    return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)
+def _is_text(t): return str(t) in ('string','large_string','string_view')
 
 # --- Parquet
 
@@ -425,7 +424,7 @@ def _common_schema(dataset, fragments):
     except (pa.ArrowInvalid,pa.ArrowTypeError) as e:
         raise ValueError(f'{fragments[0].path} and other files have columns that differ: {e}') from None
 
-class _ParquetTable(Table):
+class _ParquetTable(_ArrowTable):
     """The rows of Parquet files, of which a worker reads the row groups that its samples are in
 
     The leading process reads the footers, the first rows, for `plan`, columns of categories, for their labels, and a
@@ -436,11 +435,11 @@ class _ParquetTable(Table):
     ):
         self.filesystem = dataset.filesystem
         fragments = sorted(dataset.get_fragments(), key=lambda o: o.path)
-        self.schema = _common_schema(dataset, fragments)
+        schema = _common_schema(dataset, fragments)
         source,self.files,self.groups,sizes = uuid4().hex,[],[],[]   # groups: as `_rows_of_groups` takes them
         for fragment in fragments:
             file = _ParquetFile(source, dataset.format, dataset.filesystem, fragment.path,
-                                fragment.partition_expression, self.schema)
+                                fragment.partition_expression, schema)
             first = 0
             for k in range(fragment.num_row_groups):
                 self.groups.append((file, k, first))
@@ -450,17 +449,10 @@ class _ParquetTable(Table):
         self.ends = np.array(sizes, np.int64).cumsum()
         self.block = max(1, int(np.median(sizes))) if sizes else 1
         self.interleave = max(1, min(16, 2048//self.block))   # so that a chunk reads few row groups
-        super().__init__(None, options)
+        super().__init__(schema.empty_table(), options)
 
     def __len__(self): return int(self.ends[-1]) if len(self.ends) else 0
-    def _types(self): return arrow_types(self.schema, [partial(self._dictionaries, name) for name in self.schema.names])
-    def _dictionaries(self, name):
-        for table in self._columns([name]):
-            for chunk in table.column(0).chunks: yield chunk.dictionary
-    def _pieces(self, name):
-        for table in self._columns([name]):
-            for k in range(0, len(table), _PIECE): yield table.column(0).slice(k, _PIECE).to_pylist()
-    def _columns(self, names): return (file.row_group(k, names) for file,k,_ in self.groups)
+    def _columns(self, name): return (file.row_group(k, [name]).column(0) for file,k,_ in self.groups)
 
     def _part(self, rows, names):
         group = self.ends.searchsorted(rows, side='right')
@@ -483,7 +475,7 @@ class _ParquetTable(Table):
 
 # A reader of Arrow or a lazy frame of polars has no rows by number. It is read in its order, batch by batch.
 
-class _RowStream(Planned, StreamedSource):
+class _RowStream(Planned, SampleStream):
     """Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back
 
     Raises `ValueError` if the options have a `valid_col`."""
@@ -500,17 +492,14 @@ class _RowStream(Planned, StreamedSource):
             raise ValueError('valid_col= needs a table that can be read by number: write the rows to a Parquet file '
                              'and give its path')
         self.batches,self.schema_types,self.rows,self.options,self.once = batches,schema_types,rows,options,once
-        self.stamp,self.started = stamp,None
+        self.stamp,self.opened = stamp,None
 
     @cached_property
     def plan(self)->TablePlan:
         "Which fields the samples have, by the first batch with rows; raises `ValueError` if there is none"
         first,rest = self._open()
-        if self.once: self.started = first,rest   # `stream` continues here
+        if self.once: self.opened = first,rest   # `_raw_samples` continues here
         return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
-
-    @property
-    def raw_bytes(self)->int: return self.plan.row_bytes
 
     def _open(self):
         "Returns `(first, rest)`: the first batch with rows, an iterator over the others; raises `ValueError` if empty"
@@ -519,18 +508,15 @@ class _RowStream(Planned, StreamedSource):
             if len(first): return first,batches
         raise ValueError('the source is empty')
 
-    def _named_rows(self):
+    def _raw_samples(self):
         "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for, or of all columns"
         names,i = self.plan.names,0
-        first,rest = self.started or self._open()
+        first,rest = self.opened or self._open()
         for batch in chain([first], rest):
             for row in self.rows(batch):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row
                 i += 1
 
-    def stream(self, size):
-        self._begin()
-        return chunked(self._named_rows(), size)
     is_identified = False
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'
@@ -604,7 +590,7 @@ def _from_arrow(table, options):
     return _arrow_stream(table.to_batches, options, stamp)
 
 def _arrow_stream(batches, options, stamp, once=False):
-    def types(batch): return arrow_types(batch.schema, [list]*batch.num_columns)   # other batches have other labels
+    def types(batch): return arrow_types(batch.schema)   # other batches have other labels
     def rows(batch): return arrow_rows(batch, np.arange(len(batch)))
     return _RowStream(batches, types, rows, options, stamp, once)
 

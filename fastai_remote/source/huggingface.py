@@ -12,14 +12,12 @@ import json, os, sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 
-from fastcore.basics import chunked
-
 from ..codec.fields import get_codec
-from .base import as_json, evenly_spaced, LazyPart, mean_bytes, named_rows, read_file, Sent
-from .base import split_names, StreamedSource
+from .base import as_json, evenly_spaced, LazyPart, named_rows, read_file
+from .base import SampleStream, Sent, split_names
 from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
 from .columns import file_format, full_array, LoadRow, Planned, TablePlan
 from .frames import arrow_types, short_time, Table
@@ -93,7 +91,7 @@ _MAIN_KINDS = {'Image':'image', 'Audio':'audio', 'Video':'video', 'ClassLabel':'
 
 def _column_types(features):
     "`{column: ColumnType}`: those of Arrow, but for what Arrow has no type for"
-    types = arrow_types(features.arrow_schema, [list]*len(features))
+    types = arrow_types(features.arrow_schema)
     for name,feature in features.items():
         types[name].field = None
         if _is_file(feature): types[name] = ColumnType('file')
@@ -154,7 +152,7 @@ def _no_field(column, why):
 # %% ../../nbs/source/08_huggingface.ipynb #062bb454
 class HFSource(Planned):
     "What sources of HuggingFace datasets have in common: a plan, by the features of the columns"
-    gives_fields,label_notes,as_is_notes = True,(),()
+    gives_fields,label_notes = True,()
     @property
     def notes(self): return self.plan.notes
     def set_plan(self,
@@ -258,7 +256,7 @@ def _format_of(value):
     return file_format((start or b'')[:16], path)
 
 # %% ../../nbs/source/08_huggingface.ipynb #b8f35e39
-class _StreamSource(HFSource, StreamedSource):
+class _StreamSource(HFSource, SampleStream):
     "A source of the rows of a HuggingFace `IterableDataset`, which the leading process reads"
     def __init__(self, dataset, fields):
         if dataset.features is None: dataset = _with_features(dataset)
@@ -279,14 +277,9 @@ class _StreamSource(HFSource, StreamedSource):
         if self.head is None: self.head = list(islice(self.dataset, 20))
         return [row[name] for row in self.head]
 
-    @cached_property
-    def raw_bytes(self)->int:
-        return mean_bytes({name:row[name] for name in self.plan.names} for row in islice(self.dataset, 8))
-
-    def stream(self, size):
+    def _raw_samples(self):
         names = self.plan.names
-        rows = ((f'row {i}', {name:row[name] for name in names}) for i,row in enumerate(self.dataset))
-        return chunked(rows, size)
+        return ((f'row {i}', {name:row[name] for name in names}) for i,row in enumerate(self.dataset))
 
     is_identified = False   # by the name of a dataset, of which it may be any part
     def fingerprint(self):

@@ -13,45 +13,36 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core import parse_json
-from .base import read_file, StreamedSource
+from .base import AsIs, read_file
 from .columns import column_name, ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
 from .tars import tar_samples
 
 # %% ../../nbs/source/09_img2dataset.ipynb #1b5340e1
-class img2dataset_samples(StreamedSource):
+class img2dataset_samples(tar_samples):
     """A source of what img2dataset downloads, such as LAION: images, captions as `txt`, and `json`
 
     Beside each tar there may be a Parquet file with one row per image, also for images that could not be downloaded:
     the report counts those. `columns` adds columns of these rows, which are found by their key. Raises
     `FileNotFoundError` if there are no tars, and with `columns` if there is no Parquet file beside one of them,
     `ValueError` for a column that does not exist, and `ImportError` without pyarrow."""
-    opens_images = True
-    chunk_size = 64
-    implicit_keys = True   # keys of samples are kept where they take no space
     def __init__(self,
         files:str|Path|list, # The folder of the tars, a tar, or a list of tars
         # Columns of the Parquet files to add, such as ['url','similarity'], which become the fields `url.txt` and
         # `similarity.f8` as in other tables; or `{column: field}`
         columns:list|dict=None,
     ):
-        self.tars,self.columns = list_files(files, ('.tar',)),columns
-        self.tables = [path.with_suffix('.parquet') for path in self.tars]
+        super().__init__(list_files(files, ('.tar',)), key=True)
+        self.columns,self.implicit_keys = columns,True   # keys of samples are kept where they take no space
+        self.tables = list(map(_table_of, self.files))
         if columns is None: self.plan = None
         else: self.plan = _plan(self.tables, columns)
 
-    def stream(self, size):
-        for tar,table in zip(self.tars, self.tables):
-            for part in tar_samples([tar], key=True).stream(size):
-                yield [(name, raw if isinstance(raw, Exception) else (str(table), raw)) for name,raw in part]
-
     @property
-    def raw_bytes(self)->int: return tar_samples(self.tars).raw_bytes
+    def load(self): return _LoadJoined(super().load, self.plan)
     @property
-    def load(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).load, self.plan)
-    @property
-    def as_is_codecs(self): return self.plan.codecs if self.plan else {}
+    def as_is(self): return AsIs(self.load, codecs=self.plan.codecs) if self.plan else None
     @property
     def vocab(self): return self.plan.vocab or None if self.plan else None
 
@@ -61,7 +52,7 @@ class img2dataset_samples(StreamedSource):
 
         This is taken from the statistics that img2dataset writes beside a tar, or else from its Parquet file."""
         counts = Counter()
-        for tar,table in zip(self.tars, self.tables): counts.update(_download_counts(tar, table))
+        for tar,table in zip(self.files, self.tables): counts.update(_download_counts(tar, table))
         failed = {k:n for k,n in counts.items() if k!='success' and n}
         if not failed: return []
         reasons = ', '.join(f'{k} {n:,}' for k,n in sorted(failed.items()))
@@ -69,10 +60,12 @@ class img2dataset_samples(StreamedSource):
 
     def fingerprint(self):
         tables = [path for path in self.tables if path.exists()]
-        return file_stamps(self.tars),self.columns,file_stamps(tables)
-    def __repr__(self): return f'img2dataset_samples({len(self.tars):,} tars in {self.tars[0].parent})'
+        return super().fingerprint(),self.columns,file_stamps(tables)
+    def __repr__(self): return f'img2dataset_samples({len(self.files):,} tars in {self.files[0].parent})'
 
 # %% ../../nbs/source/09_img2dataset.ipynb #00538093
+def _table_of(tar): return Path(tar).with_suffix('.parquet')
+
 def _download_counts(tar, table):
     "`{status: number of rows}` of a tar, by `_stats.json` of img2dataset, else by Parquet file `table`; may be empty"
     stats = tar.with_name(f'{tar.stem}_stats.json')
@@ -99,7 +92,7 @@ def _plan(tables, columns):
         raise ImportError(f'{tables[0]}: pyarrow reads such files: pip install fastai_remote[tables]') from e
     with ParquetFile(tables[0]) as file:
         first = next(file.iter_batches(20), None)
-        types = arrow_types(file.schema_arrow, [list]*len(file.schema_arrow.names))
+        types = arrow_types(file.schema_arrow)
     rows = [] if first is None else arrow_rows(first, range(len(first)))
     try:
         if isinstance(columns, dict): return TablePlan(types, rows, ColumnOptions(columns))
@@ -120,20 +113,20 @@ def _rows_by_key(path, names, stamp):
     return table,rows
 
 class _LoadJoined:
-    "`(path of a Parquet file, raw of a sample of a tar)` -> sample, with columns of the file's row that has its key"
+    "raw of a sample of a tar -> sample, with columns of the row that has its key in the Parquet file beside the tar"
     def __init__(self,
         load, # raw of a sample of a tar -> sample
         plan:TablePlan # Of the columns that are added; `None`: there are none
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 
-    def __call__(self, table_raw):
+    def __call__(self, raw):
         """The sample of the tar, with the columns of its row if there are any to add
 
         Raises `ValueError` if its key has no row or several, and for a field that both have."""
-        path,raw = table_raw
         sample = self.load(raw)
         if not self.row: return sample
-        table,rows = _rows_by_key(path, self.names, *file_stamps([Path(path)]))
+        path = _table_of(raw[0])
+        table,rows = _rows_by_key(path, self.names, *file_stamps([path]))
         key = sample['__key__'].rsplit('/', 1)[-1]
         if rows.get(key) is None:
             raise ValueError(f"{path} has {'several rows' if key in rows else 'no row'} with the key {key!r}")

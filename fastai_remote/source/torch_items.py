@@ -18,7 +18,7 @@ from PIL import Image
 from ..codec.base import Encoded
 from ..codec.fields import get_codec, value_kind
 from ..codec.images import check_image
-from .base import as_json, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
+from .base import as_json, AsIs, evenly_spaced, IndexedSource, read_file, Sent, stable_repr
 from .files import image_field
 
 # --- torchvision
@@ -580,7 +580,7 @@ class DatasetSource(IndexedSource):
     @property
     def as_is(self):
         if not self.layout.parts: return None   # no item could be read: errors say why
-        return _LoadSample(self.sent, self.layout, self.names[0])
+        return AsIs(_LoadSample(self.sent, self.layout, self.names[0]))
 
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
