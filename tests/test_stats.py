@@ -10,7 +10,7 @@ from in_memory import in_memory, Lossy
 from fastai_remote import *
 from fastai_remote.clock import sleep
 from fastai_remote.load import stages, stats, timed
-from fastai_remote.load.batch import BatchReader
+from fastai_remote.load.batch import StoreInputs
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.timed import BatchTimes, TimedBatch
 from fastai_remote.load.stats import advice_for, History, LoaderSpeed, LoaderTimes, shrink_gain
@@ -65,14 +65,14 @@ def clock():
 @pytest.fixture
 def slow_store(monkeypatch):
     "Reading a batch takes 40 ms, and decoding a JPEG 10 ms, by the clock"
-    read,write = BatchReader._values,JpegSource.write
+    read,write = StoreInputs._values,JpegSource.write
     def slow_read(self, numbers):
         sleep(.04)
         return read(self, numbers)
     def slow_write(self, *args):
         sleep(.01)
         return write(self, *args)
-    monkeypatch.setattr(BatchReader, '_values', slow_read)
+    monkeypatch.setattr(StoreInputs, '_values', slow_read)
     monkeypatch.setattr(JpegSource, 'write', slow_write)
     return numbered()
 

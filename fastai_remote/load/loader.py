@@ -25,7 +25,7 @@ from fastai.data.load import _FakeLoader, SkipItemException
 from fastai.data.transforms import Categorize
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
-from fastcore.basics import merge, store_attr
+from fastcore.basics import chunked, merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
@@ -34,7 +34,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..codec.pixels import warn_without_c_modules
 from ..core import CorruptSample, MissingSample, unknown_arguments
-from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
+from .batch import fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .epoch_order import check_balance, epoch_order, shard_sizes
 from .fetch_transform import Fetch
 from .items import RemoteItems
@@ -301,7 +301,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
-        inputs = StoreInputs(self.dataset)
+        on_bad = 'raise' if self.on_bad=='skip' and self.in_place else self.on_bad
+        inputs = StoreInputs(self.dataset, self.check, on_bad)
         for store in inputs.stores: store.new_epoch()
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
@@ -332,21 +333,19 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
 
     def _fetched(self, inputs, positions):
         "Yields a `Batch`, with its values, for each `bs` of `positions`; `inputs` are the `StoreInputs` of the dataset"
-        skips = self.on_bad=='skip' and not self.in_place
-        on_bad = 'raise' if self.on_bad=='skip' and not skips else self.on_bad
         # Without an epoch, fastai makes batches of positions that are given
         order,shards = getattr(self, '_DataLoader__idxs', None),None
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
             shards = shard_prefetch(self.dataset.items, order, self.first_of)
-        reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad)
+        work = ((part, shards and shards(part)) for part in chunked(positions, self.bs or 1))
         try:
-            for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
+            for k,batch in in_advance(inputs.read, enumerate(work), self.prefetch):
                 batch.first = self.first_of(k)
                 if self._bad is not None: self._bad.note(self.offs, *batch.bad)
                 yield batch
         except (CorruptSample,MissingSample) as e:
-            if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
+            if self.on_bad=='skip' and self.in_place: e.add_note(_not_skipped)
             raise
 
     # Decode, transform, collate: item by item
@@ -428,7 +427,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         random numbers."""
         given_up = False
         def begun():
-            "Yields each batch, the random state before it, and what `begin` makes of it"
+            "Yields each batch and the random state before it, and what `begin` makes of it, the argument of `finish`"
             for batch in batches:
                 state = random.getstate()
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
@@ -437,9 +436,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
                 values = None if is_over else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
-                if given_up or not is_dropped: yield batch,state,values
-        def finish(batch, state, values): return batch,state,whole.finish(values)
-        for batch,state,built in in_advance(finish, begun(), self.threads, _use_one_core):
+                if given_up or not is_dropped: yield (batch,state),(values,)
+        for (batch,state),built in in_advance(whole.finish, begun(), self.threads, _use_one_core):
             if not batch.positions: yield from self._no_samples(batch)   # all of them were skipped
             elif built is not None and not given_up: yield built
             else:

@@ -25,7 +25,7 @@ from fastcore.basics import patch
 from ..clock import monotonic
 from ..codec.pixels import jpeg_header
 from ..core import StoreError
-from .batch import BatchReader, StoreInputs
+from .batch import StoreInputs
 from .fast_path import BatchPipeline, decide_path
 from .loader import RemoteDL
 from .timed import BatchTimes, marks_on, TimedDL
@@ -215,10 +215,10 @@ class LoaderStats(Callback):
 # %% ../../nbs/load/27_stats.ipynb #cac0b41d
 def _images_of(dl, n):
     "`(batch, k)`: `n` samples spread over the dataset of `dl`; column `k` of the `Batch` has JPEGs. `None` if none has"
-    inputs = StoreInputs(dl.dataset)
+    inputs = StoreInputs(dl.dataset, dl.check, dl.on_bad)
     if not dl.indexed or not inputs.fetches or not len(dl.dataset): return
     positions = np.linspace(0, len(dl.dataset)-1, min(n, len(dl.dataset)), dtype=int).tolist()
-    batch = BatchReader(inputs, dl.check, on_bad=dl.on_bad).read(positions)
+    batch = inputs.read(positions)
     is_jpeg = [all(type(v) is bytes and jpeg_header(v) for v in column) for column in batch.values]
     return (batch,is_jpeg.index(True)) if True in is_jpeg else None
 
