@@ -312,8 +312,9 @@ def why_unknown(
     *values:type # Types of the values that it will see
 )->str: # Empty if it is certain
     "Why it is not certain that `transform` does with such values what fastai's code does"
-    cls,name = type(transform),_name_of(transform)
+    cls = type(transform)
     if cls not in types:
+        name = _name_of(transform)
         if types is IMAGE_TFMS: return f'{name} is not a transform that images can pass undecoded'
         return f'{name} is not {" or ".join(c.__name__ for c in types)}'
     watched = _watched[cls]
@@ -321,17 +322,17 @@ def why_unknown(
     for attribute in vars(transform):
         shipped = watched.seen.get(attribute)
         if callable(shipped) or isinstance(shipped, (property,Function)):
-            return f'{name}.{attribute} was replaced on the object'
+            return f'{_name_of(transform)}.{attribute} was replaced on the object'
     return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
 
 def _why_other_implementation(t, x):
     "Why other code than fastai's may run when `t` gets a value of class `x`; empty if it is certainly fastai's"
-    now,name = _implementation(t, _example(x)),_name_of(t)
+    now = _implementation(t, _example(x))
     if isinstance(now[0], Exception):
-        return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'
+        return f'plum cannot tell what {_name_of(t)} does with a {x.__name__}: {type(now[0]).__name__}'
     if now==_known[type(t),x] and is_shipped(now[0]): return why_other_source(now[0]) if now[0] in _encodes else ''
     module = getattr(now[0], '__module__', 'another module')
-    return f'{name} has an implementation of its own for {x.__name__}, registered in {module}'
+    return f'{_name_of(t)} has an implementation of its own for {x.__name__}, registered in {module}'
 
 def _name_of(t):
     "The name of a transform, as a user knows it"

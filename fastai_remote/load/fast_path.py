@@ -80,6 +80,15 @@ def _stats_of(t, x):
              and o.device.type=='cpu' and not o.requires_grad and o.shape==shape]
     return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None
 
+def floats_next(
+    dl # A `RemoteDL`
+)->bool:
+    "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
+    pipeline = dl.after_batch
+    on_cpu = dl.device is None or torch.device(dl.device).type=='cpu'
+    known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
+    return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
+
 def _own_channels(x):
     "`x`; a copy if it is a tensor of images whose channels are one and the same memory"
     is_shared = type(x) in _images and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
@@ -124,7 +133,7 @@ def decide_path(
     if why:=_why_other_pipelines(dl, inputs.lists): return BatchPath(why=why)
     same_samples = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
     why = '' if same_samples else 'the pipelines do not read the same samples'
-    try: whole = WholeBatches(dl)
+    try: whole = WholeBatches(dl, own=not floats_next(dl))
     except NotCertain as e: why = str(e)
     # A reason that names one of the user's transforms helps more than one about fastai, so it comes first
     if changed:=why_stock_changed(): return BatchPath(why=why or changed)

@@ -44,7 +44,7 @@ from .prefetch import in_advance, shard_prefetch
 from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
 from .stages import stage
-from .timed import timed, TimedDL
+from .timed import timed
 from .show import ShownDL
 from ..order.base import Order
 from ..order.permutation import checked_seed, Permutation
@@ -135,12 +135,11 @@ class BadSamples:
 _not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
                 "on_bad='replace' would use another sample in its place")
 
-class RemoteDL(SeededDL, TimedDL, ShownDL):
+class RemoteDL(SeededDL, ShownDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _path = _bad = buffers = None   # of this epoch: its `BatchPath`, its `BadSamples`, its `SharedBuffers`
-    _keeps_smaller = False   # while a batch is made that is smaller because samples were skipped
     in_place = False   # do results belong to samples by position, so that none may be skipped?
     known_lengths = longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
@@ -282,22 +281,23 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         if self.is_seeded: self.seed_epoch()
 
     def __iter__(self):
-        buffers,pipeline = self._new_buffers(),self.after_batch
+        has_workers,pipeline = self.fake_l.num_workers>0,self.after_batch
+        buffers = self._new_buffers() if has_workers else None
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = pipeline.known_tfms()
         batches,self.rank,self.world_size = super().__iter__(),0,1
         if self.is_seeded: batches = self.seeded_batches(batches)
         try:
-            yield from ending_workers(without_empty(batches) if self.on_bad=='skip' else batches)
+            if self.on_bad=='skip': batches = without_empty(batches)
+            yield from ending_workers(batches) if has_workers else batches
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = ()
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
-        workers = self.fake_l.num_workers
-        if not workers or get_context().get_start_method()!='fork' or not decide_path(self).whole: return
-        try: return SharedBuffers(workers)
+        if get_context().get_start_method()!='fork' or not decide_path(self).whole: return
+        try: return SharedBuffers(self.fake_l.num_workers)
         except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
@@ -307,7 +307,9 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
         batches = self.batches_at(samps, inputs)
-        yield from batches if self.times is None else timed(batches, NoSamples)
+        # A `Pipeline` would look for an attribute that it lacks in its transforms, too
+        times = vars(self.after_batch).get('times')
+        yield from batches if times is None else timed(batches, NoSamples)
 
     def batches_at(self,
         positions, # All of this process in an epoch, an iterable
@@ -362,14 +364,10 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
     def _smaller_batch(self, inputs, batch):
         "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
         positions = self.seeded(inputs.positions_of(batch), batch.first)
-        self._keeps_smaller = batch.wanted==self.bs
-        made = False
-        try:
-            for result in inputs.released(super().create_batches(positions)):
-                made = True
-                yield result
-        finally: self._keeps_smaller = False
-        if not made: yield from self._no_samples(batch)
+        drop_last,self.drop_last = self.drop_last,self.drop_last and batch.wanted<self.bs
+        try: results = list(inputs.released(super().create_batches(positions)))
+        finally: self.drop_last = drop_last
+        yield from results or self._no_samples(batch)
 
     def _no_samples(self, batch):
         """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
@@ -381,11 +379,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         if is_counted and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
 
-    def chunkify(self, b):
-        if not self._keeps_smaller: return super().chunkify(b)
-        drop_last,self.drop_last = self.drop_last,False
-        try: return super().chunkify(b)
-        finally: self.drop_last = drop_last
+    @stage('collate')
+    def do_batch(self, b): return super().do_batch(b)
 
     @stage('transform')
     def do_item(self, s):
@@ -445,13 +440,6 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
                 given_up = True
                 yield from self._item_batches(inputs, [batch])
             del built   # so that its memory can be used for another one
-
-    def floats_next(self)->bool:
-        "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
-        pipeline = self.after_batch
-        on_cpu = self.device is None or torch.device(self.device).type=='cpu'
-        known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
-        return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
 
     def why_not_stock(self)->str:
         "Which method that builds batches is not the stock one, so that it has to be called; empty if none"

@@ -243,15 +243,16 @@ class WholeBatches:
 
     Making a batch has two parts: `begin` is called in the order of the batches, and `finish` may run in any thread."""
     def __init__(self,
-        dl # A `RemoteDL`
+        dl, # A `RemoteDL`
+        own:bool=True # As for `OutgoingTensor`
     ):
         "Raises `NotCertain`"
         dataset = dl.dataset
         if type(dataset) is not Datasets: raise NotCertain(f'the dataset is a {type(dataset).__name__}')
-        own = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
-        if own: raise NotCertain(f'the dataset has a {own}')
+        other = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
+        if other: raise NotCertain(f'the dataset has a {other}')
         if dl.before_batch.fs: raise NotCertain('before_batch transforms see lists of items')
-        self.buffers,self.memory,self.own = dl.buffers,BatchMemory(3+dl.threads),not dl.floats_next()
+        self.buffers,self.memory,self.own = dl.buffers,BatchMemory(3+dl.threads),own
         # A loader without workers may be used in a worker of another loader
         self.is_sent = dl.fake_l.num_workers>0 and get_worker_info() is not None
         memory = WorkerMemory(dl.offs, dl.buffers, self.memory) if self.is_sent else self.memory

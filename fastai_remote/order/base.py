@@ -16,16 +16,6 @@ from ..core import int_index
 from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #f69bbabd
-def _apply(mapping, x):
-    """`mapping[x]` of a range, an array or a map such as `Permutation`, for an int64 array
-
-    Raises `IndexError` for negative positions of a range or an array, and for those beyond its end; other maps check
-    positions themselves."""
-    if isinstance(mapping, (range,np.ndarray)):
-        _check_positions(x, 0, len(mapping))
-        if isinstance(mapping, range): return mapping.start+x*mapping.step
-    return mapping[x]
-
 def _check_positions(x, low, n):
     "Raise `IndexError` unless all positions `x`, an array, are at least `low`, and below `n`"
     if len(x) and (x.min()<low or x.max()>=n):
@@ -66,8 +56,13 @@ class Order:
         return self.numbers_at(i)
 
     def _at(self, x):
-        "What all maps make of `x`, an int64 array, one after the other"
-        for mapping in self.maps: x = _apply(mapping, x)
+        """What all maps make of `x`, an int64 array, one after the other
+
+        Negative positions of a range or an array, and those beyond its end, are an `IndexError`; other maps check
+        positions themselves."""
+        for mapping in self.maps:
+            if isinstance(mapping, (range,np.ndarray)): _check_positions(x, 0, len(mapping))
+            x = mapping.start+x*mapping.step if isinstance(mapping, range) else mapping[x]
         return x
 
     def __iter__(self):

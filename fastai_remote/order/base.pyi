@@ -3,9 +3,6 @@ from typing import Any
 __all__: Any
 import numpy as np
 
-def _apply(mapping, x):
-    ...
-
 def _check_positions(x, low, n):
     ...
 
