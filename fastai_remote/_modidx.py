@@ -1114,8 +1114,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.Order.checksum': ( 'order/base.html#order.checksum',
                                                                                        'fastai_remote/order/base.py'),
-                                          'fastai_remote.order.base.Order.chunk_size': ( 'order/base.html#order.chunk_size',
-                                                                                         'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.Order.numbers_at': ( 'order/base.html#order.numbers_at',
                                                                                          'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.SplitOrder': ( 'order/base.html#splitorder',

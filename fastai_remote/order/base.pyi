@@ -9,15 +9,12 @@ def _check_positions(x, low, n):
 class Order:
     positions: Any
     maps: Any
+    chunk_size: Any
 
     def __init__(self, positions: range | int, *maps):
         ...
 
     def __len__(self):
-        ...
-
-    @property
-    def chunk_size(self) -> int:
         ...
 
     def _like(self, positions, *maps):
