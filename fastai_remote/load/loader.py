@@ -39,7 +39,7 @@ from .epoch_order import check_balance, epoch_order, shard_sizes
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
-from .fast_path import BatchPath, BatchPipeline, decide_path
+from .fast_path import BatchPipeline, decide_path
 from .prefetch import in_advance, shard_prefetch
 from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
@@ -316,16 +316,15 @@ class RemoteDL(SeededDL, ShownDL):
         inputs:StoreInputs # Those of the dataset
     ): # Iterator of batches
         "The batches of these samples, before `after_batch`"
-        if inputs.fetches: return self.built(decide_path(self), inputs, self._fetched(inputs, positions))
+        if inputs.fetches: return self.built(inputs, self._fetched(inputs, positions))
         return super().create_batches(self.all_seeded(positions))
 
     def built(self,
-        path:BatchPath, # How to build batches
         inputs:StoreInputs, # Those of the dataset
         batches # Iterable of `Batch`
     ): # Yields batches
         "What is built of `batches`, before `after_batch`"
-        self._path = path
+        path = self._path = decide_path(self)
         try:
             if path.whole: yield from self._whole_batches(path.whole, inputs, batches)
             else: yield from self._item_batches(inputs, batches)

@@ -227,7 +227,7 @@ def _build_seconds(dl, batch):
     "`(seconds, built batch)` of building `batch`, a `Batch`, in this process, always with the same random numbers"
     with no_random():
         start = monotonic()
-        built, = dl.built(decide_path(dl), StoreInputs(dl.dataset), [batch])
+        built, = dl.built(StoreInputs(dl.dataset), [batch])
         return monotonic()-start,built
 
 def shrink_gain(
