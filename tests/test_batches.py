@@ -16,6 +16,7 @@ from fastai_remote.codec.fields import register_codec
 from fastai_remote.core import CorruptSample, MissingSample, UnknownField
 from fastai_remote.load import equivalence, fast_path, lazy_image, loader
 from fastai_remote.load.equivalence import is_shipped
+from fastai_remote.load.fast_path import floats_next
 from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.shared_buffers import SharedBuffers
@@ -213,7 +214,7 @@ def test_explain_names_what_prevents_the_fast_path(store, made, capsys):
     assert not made
     assert idle.explain()=="Items are built one by one, by fastai's own code: there is no ToTensor."
     assert plain.explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
-    assert plain.floats_next() and not plain.new(after_batch=[_Own()]).floats_next()
+    assert floats_next(plain) and not floats_next(plain.new(after_batch=[_Own()]))
     DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items, splitter=ordered,
         item_tfms=[resize, _Own]).summary(store)
     assert 'images stay undecoded through Resize: _Own is not a transform' in capsys.readouterr().out

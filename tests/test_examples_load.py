@@ -4,7 +4,7 @@ from fastai.torch_core import TensorImageBW
 from fastai.vision.all import AddMaskCodes, FlipItem, Image, L, noop, PILBase, PILImage, Resize, TensorCategory
 from fastai.vision.all import TensorImage, TensorMask, test_eq, torch, Transform
 from unittest import mock
-from fastai_remote.load.equivalence import image_tfms, is_idle, Watched, why_stock_changed, why_unknown
+from fastai_remote.load.equivalence import IMAGE_TFMS, is_idle, Watched, why_stock_changed, why_unknown
 from fastai_remote.load.shared_buffers import OutgoingTensor, SharedBuffers
 from fastai_remote.load.show import joined_inputs
 
@@ -20,13 +20,13 @@ def test_changes_of_fastai_and_transforms_of_users_are_named():
     with mock.patch.object(Image.Image, 'resize', lambda self, *a: self):
         test_eq(Watched(PILImage).change(), 'PILImage.resize is not what fastai ships')
     w.change()
-    test_eq(why_unknown(Resize(8), image_tfms(), PILImage, TensorCategory), '')
+    test_eq(why_unknown(Resize(8), IMAGE_TFMS, PILImage, TensorCategory), '')
     class Mine(Resize):
         def encodes(self, x:PILImage): return x
-    test_eq(why_unknown(Mine(8), image_tfms(), PILImage), "Mine is not a transform that images can pass undecoded")
+    test_eq(why_unknown(Mine(8), IMAGE_TFMS, PILImage), "Mine is not a transform that images can pass undecoded")
     t = FlipItem()
     t.before_call = lambda b, split_idx: None
-    test_eq(why_unknown(t, image_tfms(), PILImage), 'FlipItem.before_call was replaced on the object')
+    test_eq(why_unknown(t, IMAGE_TFMS, PILImage), 'FlipItem.before_call was replaced on the object')
     assert is_idle(Transform(noop)) and not is_idle(Transform(lambda o: o)) and is_idle(AddMaskCodes())
     test_eq(why_stock_changed(), '')
 

@@ -13,7 +13,7 @@ from PIL import Image
 import fastai_remote.block   # gives `DataLoaders` its `from_store`
 from conftest import examples, fails
 from fastai_remote.codec import pixels as images
-from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels, TURNS
+from fastai_remote.codec.pixels import JpegSource, jpeg_header, PixelPlan, TURNS
 from fastai_remote.core import CorruptSample
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.ingest.stores import MemoryStore
@@ -65,7 +65,7 @@ def test_a_region_has_the_pixels_of_the_whole(how):
         (w,h,_),want = jpeg_header(b),np.asarray(PILImage.create(b))
         for _ in range(40):
             (x0,x1),(y0,y1) = part_of(rng, w),part_of(rng, h)
-            region = read_pixels(JpegSource(b, (w,h), 3), (x0,y0,x1,y1)).transpose(1,2,0)
+            region = PixelPlan(JpegSource(b, (w,h), 3), (x0,y0,x1,y1)).pixels().transpose(1,2,0)
             assert np.array_equal(region, want[y0:y1,x0:x1]), kind
 
 def test_pixels_are_resized_as_pillow_does(pixels):

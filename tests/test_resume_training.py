@@ -8,7 +8,7 @@ from fastai_remote import *
 from fastai_remote.core import StoreError
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
-from fastai_remote.load.equivalence import image_tfms
+from fastai_remote.load.equivalence import IMAGE_TFMS
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.seeds import seed_all
 from in_memory import in_memory
@@ -73,7 +73,7 @@ def test_a_batch_is_a_function_of_the_seed_the_epoch_and_the_position(stores, ki
 
 def test_known_transforms_draw_from_random_alone():
     "Whole batches seed nothing else for a sample"
-    made = [cls(8) if 'size' in inspect.signature(cls).parameters else cls(p=1.) for cls in image_tfms()]
+    made = [cls(8) if 'size' in inspect.signature(cls).parameters else cls(p=1.) for cls in IMAGE_TFMS]
     image,drawn = PILImage.create(np.zeros((20,24,3), np.uint8)),[]
     for tfm in [*made, *(Resize(8, method=method) for method in (ResizeMethod.Squish, ResizeMethod.Pad))]:
         before,others = random.getstate(),(np.random.get_state()[1:3],torch.get_rng_state())

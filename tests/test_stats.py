@@ -10,7 +10,7 @@ from in_memory import in_memory, Lossy
 from fastai_remote import *
 from fastai_remote.clock import sleep
 from fastai_remote.load import stages, stats, timed
-from fastai_remote.load.batch import BatchReader
+from fastai_remote.load.batch import StoreInputs
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.timed import BatchTimes, TimedBatch
 from fastai_remote.load.stats import advice_for, History, LoaderSpeed, LoaderTimes, shrink_gain
@@ -65,14 +65,14 @@ def clock():
 @pytest.fixture
 def slow_store(monkeypatch):
     "Reading a batch takes 40 ms, and decoding a JPEG 10 ms, by the clock"
-    read,write = BatchReader._values,JpegSource.write
+    read,write = StoreInputs._values,JpegSource.write
     def slow_read(self, numbers):
         sleep(.04)
         return read(self, numbers)
     def slow_write(self, *args):
         sleep(.01)
         return write(self, *args)
-    monkeypatch.setattr(BatchReader, '_values', slow_read)
+    monkeypatch.setattr(StoreInputs, '_values', slow_read)
     monkeypatch.setattr(JpegSource, 'write', slow_write)
     return numbered()
 
@@ -120,15 +120,15 @@ def test_threads_have_their_times(slow_store):
         def monotonic(self): return getattr(self.local, 'now', 0.)
         def sleep(self, seconds): self.local.now = self.monotonic()+seconds
     with OneThread(0.):
-        for _ in dl: seen.append(dl.times.last.seconds)
+        for _ in dl: seen.append(dl.after_batch.times.last.seconds)
     total = {name:sum(seconds.get(name, 0.) for seconds in seen) for name in seen[0]|seen[-1]}
     assert {name:round(seconds, 6) for name,seconds in total.items() if seconds}=={'fetch':.16, 'decode':.16}
 
 def test_two_loaders_that_take_turns_have_their_own_times(slow_store):
     first,second = (loaders(slow_store).train for _ in range(2))
     first.after_batch.times = BatchTimes()
-    for _ in zip(first, second): assert ms(first.times.last.seconds)=={'fetch':40, 'decode':40}
-    assert second.times is None
+    for _ in zip(first, second): assert ms(first.after_batch.times.last.seconds)=={'fetch':40, 'decode':40}
+    assert second.after_batch.times is None
 
 def test_stages_within_a_stage_are_not_counted_twice():
     @stages.stage('decode')
@@ -199,9 +199,9 @@ def test_after_a_fit_and_in_validation_nothing_is_timed(tmp_path):
     learn = slow_learner(loaders(numbered()), tmp_path, LoaderStats())
     for n in 1,2:
         learn.fit(1)
-        assert learn.dls.train.times is None and learn.loader_stats.history.rows.n==4
+        assert learn.dls.train.after_batch.times is None and learn.loader_stats.history.rows.n==4
     class NotTimed(Callback):
-        def before_batch(self): assert self.training or self.dl.times is None
+        def before_batch(self): assert self.training or self.dl.after_batch.times is None
     learn.fit(1, cbs=NotTimed())
     learn.loader_stats.history.marks = threading.Lock()   # as events of a GPU, it cannot be pickled
     learn.opt_func = SGD
@@ -212,8 +212,8 @@ def test_ranks_and_workers_that_are_spawned_are_timed():
     dl = loaders(numbered()).train
     rank = RemoteDistributedDL(dl, rank=0, world_size=2)
     dl.after_batch.times = BatchTimes()
-    assert [len(b[1]) for b in rank]==[4,4] and rank.i==8 and dl.times.last.samples==4
-    dl.times.last = threading.Lock()   # cannot be pickled for a worker
+    assert [len(b[1]) for b in rank]==[4,4] and rank.i==8 and dl.after_batch.times.last.samples==4
+    dl.after_batch.times.last = threading.Lock()   # cannot be pickled for a worker
     assert pickle.loads(pickle.dumps(dl.after_batch)).times.last is None
 
 def test_of_other_loaders_only_the_waiting_is_known(tmp_path, capsys):
@@ -368,7 +368,8 @@ def test_the_history_has_a_bounded_size():
 
 def states(dl):
     "Of all random generators, and of a loader"
-    loader = {name:getattr(dl, name) for name in 'n bs threads prefetch num_workers offs times known_lengths'.split()}
+    loader = {name:getattr(dl, name) for name in 'n bs threads prefetch num_workers offs known_lengths'.split()}
+    loader['times'] = dl.after_batch.times
     return dl.rng.getstate(),random.getstate(),np.random.get_state()[1].tolist(),torch.get_rng_state().tolist(),loader
 
 def test_bench_measures_each_stage(slow_store):

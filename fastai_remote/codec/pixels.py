@@ -2,7 +2,7 @@
 
 Docs: page `codec/pixels`"""
 import io, warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import numpy as np
@@ -87,16 +87,15 @@ def jpeg_header(
 # width and in height. Pillow's `thumbnail` and `resize` have this argument with the same meaning. It changes pixels a
 # little, and makes small crops of large photographs faster.
 
+@dataclass(eq=False, repr=False)
 class JpegSource:
-    "A source for `read_pixels`: a JPEG file, decoded to `channels` channels"
-    def __init__(self,
-        b:bytes, # The contents of the file
-        size:tuple, # (width, height)
-        channels:int, # 1 or 3
-        # Decode at 1/2, 1/4 or 1/8 of the size while that leaves at least `reducing_gap` times the pixels of the
-        # result, in width and in height. This changes pixels. `None`: always decode at full size
-        reducing_gap:float=None,
-    ): self.data,self.size,self.channels,self.reducing_gap = b,size,channels,reducing_gap
+    "A source for a `PixelPlan`: a JPEG file, decoded to `channels` channels"
+    data:bytes # The contents of the file
+    size:tuple # (width, height)
+    channels:int # 1 or 3
+    # Decode at 1/2, 1/4 or 1/8 of the size while that leaves at least `reducing_gap` times the pixels of the result, in
+    # width and in height. This changes pixels. `None`: always decode at full size
+    reducing_gap:float=None
 
     def scale(self,
         box:tuple, # Region (x0, y0, x1, y1) of the image
@@ -113,7 +112,7 @@ class JpegSource:
         """Write the result to array `out` with the C module; raises `ValueError` if that cannot be done
 
         `plan`: region and crop, see `_scaled_box`, then size, whether the filter is bicubic, window and orientation,
-        as in `read_pixels`, and what `_columns_first` returns."""
+        as in `PixelPlan`, and what `_columns_first` returns."""
         if _jpeg is None: raise ValueError('the C module `_jpeg` was not compiled')
         _jpeg.read(self.data, out, scale, self.channels, *plan)
 
@@ -130,7 +129,7 @@ class JpegSource:
         return im.crop(region)
 
 class PixelSource:
-    """A source for `read_pixels`: a Pillow image of mode L or RGB, or a `uint8` array
+    """A source for a `PixelPlan`: a Pillow image of mode L or RGB, or a `uint8` array
 
     The array has shape (height, width), (height, width, 1) or (height, width, 3)."""
     def __init__(self, pixels:Image.Image|np.ndarray):
@@ -162,10 +161,11 @@ class PixelSource:
 
 # --- Reading pixels
 
-# The result is what a tensor needs: one plane per channel. It can be written directly to its place in a batch. Bilinear
-# and bicubic resizing are bit-identical to Pillow's, with its anti-aliasing. Pillow computes with whole numbers, and
-# vector instructions do the same four times as fast. (From version 13 on, Pillow resizes columns before rows if that is
-# less work, which changes how results are rounded. So does the C module if this Pillow does.)
+# A `PixelPlan` is carried out when its pixels are needed. The result is what a tensor needs: one plane per channel. It
+# can be written directly to its place in a batch. Bilinear and bicubic resizing are bit-identical to Pillow's, with its
+# anti-aliasing. Pillow computes with whole numbers, and vector instructions do the same four times as fast. (From
+# version 13 on, Pillow resizes columns before rows if that is less work, which changes how results are rounded. So does
+# the C module if this Pillow does.)
 
 _T = Image.Transpose
 RESAMPLES = {Image.Resampling.BILINEAR:False, Image.Resampling.BICUBIC:True}
@@ -178,35 +178,6 @@ def _resizes_columns_first():
     return im.resize((30,8), 2)==im.resize((32,8), 2).resize((30,8), 2)
 
 _new_order = _resizes_columns_first()
-
-def read_pixels(
-    src:JpegSource|PixelSource,
-    box:tuple, # Region (x0, y0, x1, y1) of the image, in whole pixels
-    to:tuple=None, # Size (width, height) to which the region is resized; default: not resized
-    resample=Image.Resampling.BILINEAR, # or `BICUBIC`
-    window:tuple=None, # Region (x0, y0, x1, y1) of the resized image that is kept; default: all of it
-    orientation:tuple=(False,False,False), # Whether the result is transposed, then flipped in x, then flipped in y
-    transposed:bool=False, # Was the image transposed before it was resized? This changes how results are rounded
-    out:np.ndarray=None, # Where to write the result; default: a new array
-)->np.ndarray: # `uint8`, shape (channels, height, width)
-    """What Pillow's `crop`, `resize`, `crop` and `transpose` return for `src`, bit for bit, as an array: `out` if given
-
-    A `JpegSource` with `reducing_gap` may be decoded at a smaller size first, as Pillow does after `draft`. Only the
-    pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does, or raises its error for
-    a damaged file."""
-    size = box[2]-box[0],box[3]-box[1]
-    scale = src.scale(box, to)
-    region,crop = _scaled_box(box, scale, src.size)
-    to = to or size
-    window = window or (0, 0, *to)
-    columns_first = _columns_first(region, to, transposed)
-    if out is None: out = np.empty((src.channels, *_shape(window, orientation)), np.uint8)
-    try: src.write(out, scale, region, crop, to, RESAMPLES[resample], window, orientation, columns_first)
-    except ValueError:   # Pillow can do it, or raises an error that says what is wrong
-        im = src.image(region, scale)
-        if to!=im.size or scale>1: im = _resize(im, to, resample, crop, transposed)
-        out[:] = _oriented(im.crop(window), src.channels, orientation)
-    return out
 
 def _scaled_box(box, scale, size):
     """Returns `(region, crop)`, both (x0, y0, x1, y1), for an image of `size` that is decoded at 1/`scale`
@@ -228,11 +199,6 @@ def _columns_first(region, to, transposed):
     if transposed: width,new_width,height,new_height = height,new_height,width,new_width
     return (_new_order and height>new_height and height-new_height>2*(width-new_width))!=transposed
 
-def _shape(window, orientation):
-    "Height and width of `window`, (x0, y0, x1, y1), after `orientation`: three bools for transpose, flip x and flip y"
-    width,height = window[2]-window[0],window[3]-window[1]
-    return (width,height) if orientation[0] else (height,width)
-
 def _resize(im, to, resample, crop, transposed):
     "`im.resize(to, resample, crop)`; if `transposed`, as of the transposed image, whose result is transposed back"
     if not transposed: return im.resize(to, resample, crop)
@@ -240,7 +206,7 @@ def _resize(im, to, resample, crop, transposed):
     return im.transpose(_T.TRANSPOSE).resize(to[::-1], resample, crop).transpose(_T.TRANSPOSE)
 
 def _oriented(im, channels, orientation):
-    "The pixels of `im`, shape (channels, height, width), transposed and flipped by `orientation`, see `read_pixels`"
+    "The pixels of `im`, shape (channels, height, width), transposed and flipped by `orientation`, see `PixelPlan`"
     transpose,flip_x,flip_y = orientation
     a = np.asarray(im).reshape(im.height, im.width, channels).transpose((2,1,0) if transpose else (2,0,1))
     return a[:,::-1 if flip_y else 1,::-1 if flip_x else 1]
@@ -249,16 +215,16 @@ def _oriented(im, channels, orientation):
 TURNS = {_T.FLIP_LEFT_RIGHT:'x', _T.FLIP_TOP_BOTTOM:'y', _T.ROTATE_180:'xy', _T.TRANSPOSE:'t', _T.ROTATE_90:'ty',
     _T.ROTATE_270:'tx', _T.TRANSVERSE:'txy'}
 
+@dataclass(eq=False, repr=False)
 class PixelPlan:
-    "Operations that are recorded and not carried out yet: the arguments of `read_pixels`"
-    def __init__(self, src, box, to=None, resample=Image.Resampling.BILINEAR, window=None,
-        orientation=(False,False,False), transposed=False):
-        self.src,self.box,self.to,self.resample = src,box,to,resample
-        self.window,self.orientation,self.transposed = window,orientation,transposed
-
-    def new(self, **kw):
-        "A new plan, in which arguments of `read_pixels` are replaced by `kw`"
-        return PixelPlan(**{**self.__dict__, **kw})
+    "Operations on an image that are recorded, and carried out by `pixels`"
+    src:JpegSource|PixelSource
+    box:tuple # Region (x0, y0, x1, y1) of the image, in whole pixels
+    to:tuple=None # Size (width, height) to which the region is resized; default: not resized
+    resample:int=Image.Resampling.BILINEAR # or `BICUBIC`
+    window:tuple=None # Region (x0, y0, x1, y1) of the resized image that is kept; default: all of it
+    orientation:tuple=(False,False,False) # Whether the result is transposed, then flipped in x, then flipped in y
+    transposed:bool=False # Was the image transposed before it was resized? This changes how results are rounded
 
     @property
     def size(self)->tuple: # (width, height)
@@ -275,13 +241,13 @@ class PixelPlan:
         if transpose: x0,y0,x1,y1 = y0,x0,y1,x1
         left,top = (self.box if self.to is None else self.window or (0,0))[:2]
         region = (left+x0, top+y0, left+x1, top+y1)
-        return self.new(box=region) if self.to is None else self.new(window=region)
+        return replace(self, box=region) if self.to is None else replace(self, window=region)
 
     def resize(self, size, resample):
         "A new plan, which resizes the result of this one to `size`, (width, height); this one must not resize yet"
         transpose = self.orientation[0]
         to = tuple(size[::-1]) if transpose else tuple(size)
-        return self.new(to=to, resample=resample, transposed=transpose)
+        return replace(self, to=to, resample=resample, transposed=transpose)
 
     def transpose(self,
         ops:str # Any of 't' (transpose), 'x' and 'y' (flip along this axis), as in the values of `TURNS`
@@ -289,8 +255,27 @@ class PixelPlan:
         "A new plan, whose result is that of this one, then transposed and flipped"
         transpose,flip_x,flip_y = self.orientation
         if 't' in ops: transpose,flip_x,flip_y = not transpose,flip_y,flip_x
-        return self.new(orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))
+        return replace(self, orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))
 
-    def pixels(self, out=None)->np.ndarray: # `uint8`, shape (channels, height, width)
-        "Carry out the plan and return the result; `out`: array to write it to, default: a new one"
-        return read_pixels(**self.__dict__, out=out)
+    def pixels(self,
+        out:np.ndarray=None # Where to write the result; default: a new array
+    )->np.ndarray: # `uint8`, shape (channels, height, width)
+        """What Pillow's `crop`, `resize`, `crop` and `transpose` return, bit for bit, as an array: `out` if given
+
+        A `JpegSource` with `reducing_gap` may be decoded at a smaller size first, as Pillow does after `draft`. Only
+        the pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does, or raises its
+        error for a damaged file."""
+        src,box = self.src,self.box
+        scale = src.scale(box, self.to)
+        region,crop = _scaled_box(box, scale, src.size)
+        to = self.to or (box[2]-box[0],box[3]-box[1])
+        window = self.window or (0, 0, *to)
+        columns_first = _columns_first(region, to, self.transposed)
+        if out is None: out = np.empty((src.channels, *self.size[::-1]), np.uint8)
+        bicubic = RESAMPLES[self.resample]
+        try: src.write(out, scale, region, crop, to, bicubic, window, self.orientation, columns_first)
+        except ValueError:   # Pillow can do it, or raises an error that says what is wrong
+            im = src.image(region, scale)
+            if to!=im.size or scale>1: im = _resize(im, to, self.resample, crop, self.transposed)
+            out[:] = _oriented(im.crop(window), src.channels, self.orientation)
+        return out

@@ -5,7 +5,7 @@ Docs: page `load/batch`"""
 # A batch passes through five stages, and each has its place in the code:
 #
 # - *Order*: `RemoteDL.get_idxs` and `sample` say which positions the batch has.
-# - *Fetch*: `BatchReader` reads the values of all its samples, with one request per store.
+# - *Fetch*: `StoreInputs.read` reads the values of all its samples, with one request per store.
 # - *Decode* and *transform*: item by item, as in fastai, or for the whole batch at once where `WholeBatches` has shown
 #   that the result is the same.
 # - *Collate*: the items become tensors.
@@ -16,13 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
-from fastcore.basics import chunked
 from fastcore.foundation import L
 
 from ..core import CorruptSample, MissingSample
 from .fetch_transform import Fetch
 from .items import read_parts, RemoteItems
-from .prefetch import in_advance
 from .stages import stage
 from ..order.permutation import Permutation
 
@@ -35,12 +33,9 @@ class Batch:
     numbers:list # Sample number in the store at each position; items such as dicts have none
     unique:list # `numbers` without repeats, in order of first appearance
     values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
-    wanted:int=None # Number of samples before some were skipped; default: that of `positions`
+    wanted:int # Number of samples before some were skipped
     bad:tuple=() # Numbers of samples that were replaced or skipped
     first:int=0 # Place in the epoch of the first sample
-
-    def __post_init__(self):
-        if self.wanted is None: self.wanted = len(self.positions)
 
     def columns(self)->list:
         "For each `Fetch`: the value at each position, a list or an array"
@@ -66,8 +61,9 @@ def without_empty(
 
 # --- StoreInputs
 
-# fastai calls `dataset[i]` for each item. So that this call finds the values of the batch, the pipelines receive them
-# beforehand: the items get the sample number at each position, and each `Fetch` gets the value of each sample number.
+# The values of a batch are read with one request per store. fastai calls `dataset[i]` for each item. So that this call
+# finds the values of the batch, the pipelines receive them beforehand: the items get the sample number at each
+# position, and each `Fetch` gets the value of each sample number.
 
 def fetch_of(
     tl # A `TfmdLists`, or any other dataset
@@ -76,19 +72,19 @@ def fetch_of(
     transforms = getattr(getattr(tl, 'tfms', None), 'fs', [])
     return transforms[0] if transforms and isinstance(transforms[0], Fetch) else None
 
-def _same_map(a, b):
-    "Are maps `a` and `b` of two orders certainly the same?"
-    return a is b or isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
-
 class StoreInputs:
     "The parts of a dataset that read from stores: its items, and the `Fetch` at the beginning of each pipeline"
     def __init__(self,
-        dataset # `Datasets`, `TfmdLists` or any other dataset of a loader
+        dataset, # `Datasets`, `TfmdLists` or any other dataset of a loader
+        check:bool=True, # Compare checksums?
+        on_bad:str='raise' # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
     ):
+        self.check,self.on_bad = check,on_bad
         self.items = getattr(dataset, 'items', dataset)
         self.lists = getattr(dataset, 'tls', [dataset])   # the `TfmdLists`, one for each input and target
         self.fetches = [fetch for fetch in map(fetch_of, self.lists) if fetch is not None]
         if self.fetches and not self._has_numbers(dataset): self.fetches = []
+        self.stores = list({id(fetch.store):fetch.store for fetch in self.fetches}.values())   # each once
 
     def _has_numbers(self, dataset):
         """Can batches be read by sample numbers, which the items have at the positions of `dataset`?
@@ -98,24 +94,16 @@ class StoreInputs:
         try: is_wrapped = dataset is not self.items and len(dataset)!=len(self.items)
         except TypeError: return True   # an iterable dataset
         if is_wrapped: return False
+        if isinstance(self.items, RemoteItems): return len(self.items)>0
         return not isinstance(self.items, (list,L)) or any(isinstance(o, (int,np.integer)) for o in self.items)
-
-    @property
-    def stores(self)->list:
-        "The stores that batches come from, each once"
-        return list({id(fetch.store):fetch.store for fetch in self.fetches}.values())
 
     def same_items(self)->list:
         """The `RemoteItems` of all pipelines that have the same sample numbers at the same positions as the dataset
 
         Empty if the items of the dataset are not `RemoteItems`."""
-        first = self.items
-        if not isinstance(first, RemoteItems): return []
-        def is_same(items):
-            if not isinstance(items, RemoteItems): return False
-            if items.positions!=first.positions or len(items.maps)!=len(first.maps): return False
-            return all(map(_same_map, items.maps, first.maps))
-        return [items for items in (getattr(tl, 'items', None) for tl in self.lists) if is_same(items)]
+        if not isinstance(self.items, RemoteItems): return []
+        found = [getattr(tl, 'items', None) for tl in self.lists]
+        return [items for items in found if isinstance(items, RemoteItems) and items.has_same_maps(self.items)]
 
     def numbers_at(self, positions)->list:
         """The sample number at each of `positions`; `None`, of an iterable dataset, counts as position 0
@@ -147,6 +135,56 @@ class StoreInputs:
             with suppress(CorruptSample, MissingSample): return f(position, other)
         raise error
 
+    @stage('fetch')
+    def read(self,
+        positions:list, # Of one batch
+        shards:tuple=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
+    )->Batch:
+        """One batch, with one request per store; with more of them if one is bad and `on_bad` is not 'raise'
+
+        A bad sample is always an error if one of the positions is `None`, or has an item that is no sample number.
+        Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
+        if shards: self.items.store.prefetch(*shards)   # here, because the batches before are read by now
+        numbers = self.numbers_at(positions)
+        unique = list(dict.fromkeys(numbers))
+        if not unique: return Batch(positions, numbers, unique, [[] for _ in self.fetches], len(positions))
+        # To skip or replace a sample, its position must be known: each position must have a number
+        may_be_bad = self.on_bad!='raise' and len(numbers)==len(positions) and None not in positions
+        parts = list(read_parts(self._values, unique)) if may_be_bad else [(unique,self._values(unique))]
+        if len(parts)>1 or isinstance(parts[0][1], Exception): return self._without_bad(positions, numbers, parts)
+        return Batch(positions, numbers, unique, parts[0][1], len(positions))
+
+    def _values(self, numbers):
+        "For each `Fetch`: the values of samples `numbers`, a list or an array"
+        values = {}
+        for store in self.stores:
+            fields = list(dict.fromkeys(fetch.field for fetch in self.fetches if fetch.store is store))
+            values[id(store)] = store.get_many(numbers, fields, check=self.check)
+        return [values[id(fetch.store)][fetch.field] for fetch in self.fetches]
+
+    def _without_bad(self, positions, numbers, parts):
+        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged; `parts` as of `read_parts`
+
+        A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
+        samples are left out, and counted in `wanted`."""
+        found = {}
+        for some,values in parts:
+            if isinstance(values, Exception): found[some[0]] = self._other(some[0], values)
+            else: found |= {number:(None, number, [v[k] for v in values]) for k,number in enumerate(some)}
+        bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
+        used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
+        new_positions = [position if other is None else other for position,other,_,_ in used]
+        values_of = {number:values for _,_,number,values in used}
+        columns = zip(*values_of.values()) if used else [[] for _ in self.fetches]
+        values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
+        return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
+
+    def _other(self, number, error):
+        "`(position, number, values)` of one in place of sample `number`, which had `error`; `()` if it is skipped"
+        if self.on_bad=='skip': return ()
+        def read(position, other): return position,other,[values[0] for values in self._values([other])]
+        return self.instead(number, error, read)
+
     def positions_of(self, batch:Batch):
         "Yields each position of `batch`. Meanwhile the pipelines hold the values of the batch, and need no request."
         numbers,same_items = dict(zip(batch.positions, batch.numbers)),self.same_items()
@@ -174,81 +212,6 @@ class StoreInputs:
             finally: self.release()
             yield batch
 
-# --- BatchReader
-
-# The values of a batch are read with one request per store. Threads read the next batches while the current one is
-# decoded.
-
-class BatchReader:
-    "Reads the values of batches from their stores, and reads the next batches while one is in use"
-    def __init__(self,
-        inputs:StoreInputs, # The parts of the dataset that read from stores
-        check:bool=True, # Compare checksums?
-        prefetch:int=1, # Number of batches to read in advance
-        # `shards(positions of a batch)` -> arguments of the store's `prefetch`, or `None`; default: always `None`
-        shards=None,
-        on_bad:str='raise' # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
-    ):
-        self.inputs,self.check,self.prefetch,self.on_bad = inputs,check,prefetch,on_bad
-        self.shards = shards or (lambda positions: None)
-
-    def batches(self,
-        positions, # Positions in the order of the epoch, an iterable
-        bs:int # Samples per batch
-    ): # Iterator of `Batch`es
-        "The batches of an epoch, in order"
-        return in_advance(self.read, ((part, self.shards(part)) for part in chunked(positions, bs)), self.prefetch)
-
-    @stage('fetch')
-    def read(self,
-        positions:list, # Of one batch
-        shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
-    )->Batch:
-        """One batch, with one request per store; with more of them if one is bad and `on_bad` is not 'raise'
-
-        A bad sample is always an error if one of the positions is `None`, or has an item that is no sample number.
-        Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
-        if shards: self.inputs.items.store.prefetch(*shards)   # here, because the batches before are read by now
-        numbers = self.inputs.numbers_at(positions)
-        unique = list(dict.fromkeys(numbers))
-        if not unique: return Batch(positions, numbers, unique, [[] for _ in self.inputs.fetches])
-        # To skip or replace a sample, its position must be known: each position must have a number
-        may_be_bad = self.on_bad!='raise' and len(numbers)==len(positions) and None not in positions
-        parts = list(read_parts(self._values, unique)) if may_be_bad else [(unique,self._values(unique))]
-        if len(parts)>1 or isinstance(parts[0][1], Exception): return self._without_bad(positions, numbers, parts)
-        return Batch(positions, numbers, unique, parts[0][1])
-
-    def _values(self, numbers):
-        "For each `Fetch`: the values of samples `numbers`, a list or an array"
-        fetches,values = self.inputs.fetches,{}
-        for store in self.inputs.stores:
-            fields = list(dict.fromkeys(fetch.field for fetch in fetches if fetch.store is store))
-            values[id(store)] = store.get_many(numbers, fields, check=self.check)
-        return [values[id(fetch.store)][fetch.field] for fetch in fetches]
-
-    def _without_bad(self, positions, numbers, parts):
-        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged; `parts` as of `read_parts`
-
-        A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
-        samples are left out, and counted in `wanted`."""
-        found = {}
-        for some,values in parts:
-            if isinstance(values, Exception): found[some[0]] = self._other(some[0], values)
-            else: found |= {number:(None, number, [v[k] for v in values]) for k,number in enumerate(some)}
-        bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
-        used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
-        new_positions = [position if other is None else other for position,other,_,_ in used]
-        values_of = {number:values for _,_,number,values in used}
-        columns = zip(*values_of.values()) if used else [[] for _ in self.inputs.fetches]
-        values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
-        return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
-
-    def _other(self, number, error):
-        "`(position, number, values)` of one in place of sample `number`, which had `error`; `()` if it is skipped"
-        if self.on_bad=='skip': return ()
-        def read(position, other): return position,other,[values[0] for values in self._values([other])]
-        return self.inputs.instead(number, error, read)
-
 @contextmanager
 def first_or_other(
     dataset, # `Datasets` or `TfmdLists` with at least one sample
@@ -258,11 +221,11 @@ def first_or_other(
 
     For what fastai finds out from the first sample, such as types, any other one does as well. Raises `CorruptSample`
     or `MissingSample`, of the first sample, if it and up to 99 others cannot be read and decoded."""
-    inputs = StoreInputs(dataset)
-    reader,numbers = BatchReader(inputs, check),inputs.numbers_at([0])
+    inputs = StoreInputs(dataset, check)
+    numbers = inputs.numbers_at([0])
     def hold(position, number=None):
         # under the number of the first sample, which is the one that fastai asks for
-        next(inputs.positions_of(Batch([0], numbers, numbers, reader.read([position]).values)))
+        next(inputs.positions_of(Batch([0], numbers, numbers, inputs.read([position]).values, 1)))
         for number in numbers:
             for fetch in inputs.fetches: fetch(number)   # raises `CorruptSample` if it cannot be decoded
     try:

@@ -307,7 +307,8 @@ class RemoteDataset(Pipeline, Dataset):
             # Else the garbage collector writes to all objects that a worker shares with its parent, and so copies them
             gc.freeze()
         self.store.new_epoch()
-        yield from in_advance(self.read, ((some, prefetch and prefetch(some)) for some in batches), 1)
+        work = ((None, (some, prefetch and prefetch(some))) for some in batches)
+        for _,read in in_advance(self.read, work, 1): yield read
 
 # %% ../../nbs/load/15_dataset.ipynb #232fe715
 def _check_interleave(interleave):

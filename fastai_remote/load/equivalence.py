@@ -212,12 +212,12 @@ _collated_types = TensorImage,TensorImageBW,TensorMask,TensorCategory,torch.Tens
 _starts = {'JPEG':b'\xff\xd8\xff'+bytes(13), 'PNG':b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'}   # of files, as Pillow reads them
 
 def _registered():
-    "`{what it does: function}` of the functions that are registered with torch and Pillow, which fast paths do without"
+    "`{what they do: functions}` that are registered with torch and Pillow, which fast paths do without"
     registry = _collate.default_collate_fn_map
-    def collates(cls): return registry.get(cls) or next((f for k,f in registry.items() if issubclass(cls, k)), None)
-    found = {f'collates a {cls.__name__}':collates(cls) for cls in _collated_types}
-    found |= {f'opens a {name} file':_opener(start) for name,start in _starts.items()}
-    return found | {f'decodes {name} data':PIL.Image.DECODERS.get(name) for name in ('jpeg','zip')}
+    found = {f'collates a {cls.__name__}':[f for k,f in registry.items() if issubclass(cls, k)]
+             for cls in _collated_types}
+    found |= {f'opens a {name} file':[_opener(start)] for name,start in _starts.items()}
+    return found | {f'decodes {name} data':[PIL.Image.DECODERS.get(name)] for name in ('jpeg','zip')}
 
 def _opener(start):
     "The function with which `Image.open` opens a file whose first 16 bytes are `start`; `None` if there is none"
@@ -229,15 +229,17 @@ def _opener(start):
 PIL.Image.preinit()   # Pillow registers its openers when the first file is opened
 _shipped_registered = _registered()
 
-def why_functions_changed()->str:
-    """Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are
+def why_stock_changed()->str:
+    """What in the code that applies transforms and builds batches is not as fastai ships it; empty if nothing
 
     Not empty either if a function that builds every batch is that of a version of fastai that is not known."""
+    if why:=why_changed(Transform, Pipeline, TfmdLists, Datasets): return why
     for variables,name,value in _functions:
         if variables.get(name) is not value or not is_shipped(value):
             return f"{variables['__name__']}.{name} was replaced"
-    for what,function in _registered().items():
-        if function is not _shipped_registered[what] or not is_shipped(function): return f'what {what} was replaced'
+    for what,functions in _registered().items():
+        is_same = functions==_shipped_registered[what] and all(map(is_shipped, functions))
+        if not is_same: return f'what {what} was replaced'
     return why_other_source(*_batch_sources)
 
 # --- Transforms
@@ -246,8 +248,11 @@ def why_functions_changed()->str:
 # the class or on the object. And the implementation that [plum](https://github.com/beartype/plum) chooses for the value
 # is the one that fastai registered. `@ToTensor def encodes(self, o:PILImage)` registers another one.
 
-# These transforms use an image only through `crop_pad`, `flip_lr` and `dihedral`
-_image_tfms = (RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem)
+# These transforms use an image only through `crop_pad`, `flip_lr` and `dihedral`: it can pass them undecoded
+IMAGE_TFMS = (RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem)
+CATEGORY_TFMS = [Categorize]   # and this package's subclasses of it, which `watch` adds
+
+class NotCertain(Exception): "Why it is not certain that a fast path gives what stock fastai gives"
 
 @cache
 def _example(cls):
@@ -270,7 +275,7 @@ def _implementation(t, x):
     except NotFoundLookupError: return None,None
     except Exception as e: return e,None   # an ambiguity, for which stock code raises the same exception
 
-_known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor,Normalize
+_known_tfms = *IMAGE_TFMS,ToTensor,Categorize,RegressionSetup,IntToFloatTensor,Normalize
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
 _tensor_names = ('__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ '
                  '__sub__ __truediv__')
@@ -294,6 +299,7 @@ def watch(
 ):
     "Treat `cls`, as it is now, like a transform that fastai ships"
     _watched[cls] = Watched(cls)
+    if issubclass(cls, Categorize): CATEGORY_TFMS.append(cls)
     _known.update({(cls,x):_implementation(cls.__new__(cls), _example(x)) for x in _value_types})
 
 def why_changed(*classes)->str:
@@ -306,26 +312,27 @@ def why_unknown(
     *values:type # Types of the values that it will see
 )->str: # Empty if it is certain
     "Why it is not certain that `transform` does with such values what fastai's code does"
-    cls,name = type(transform),_name_of(transform)
+    cls = type(transform)
     if cls not in types:
-        if types is _image_tfms: return f'{name} is not a transform that images can pass undecoded'
+        name = _name_of(transform)
+        if types is IMAGE_TFMS: return f'{name} is not a transform that images can pass undecoded'
         return f'{name} is not {" or ".join(c.__name__ for c in types)}'
     watched = _watched[cls]
     if why:=watched.change(): return why
     for attribute in vars(transform):
         shipped = watched.seen.get(attribute)
         if callable(shipped) or isinstance(shipped, (property,Function)):
-            return f'{name}.{attribute} was replaced on the object'
+            return f'{_name_of(transform)}.{attribute} was replaced on the object'
     return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
 
 def _why_other_implementation(t, x):
     "Why other code than fastai's may run when `t` gets a value of class `x`; empty if it is certainly fastai's"
-    now,name = _implementation(t, _example(x)),_name_of(t)
+    now = _implementation(t, _example(x))
     if isinstance(now[0], Exception):
-        return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'
+        return f'plum cannot tell what {_name_of(t)} does with a {x.__name__}: {type(now[0]).__name__}'
     if now==_known[type(t),x] and is_shipped(now[0]): return why_other_source(now[0]) if now[0] in _encodes else ''
     module = getattr(now[0], '__module__', 'another module')
-    return f'{name} has an implementation of its own for {x.__name__}, registered in {module}'
+    return f'{_name_of(t)} has an implementation of its own for {x.__name__}, registered in {module}'
 
 def _name_of(t):
     "The name of a transform, as a user knows it"
@@ -339,18 +346,6 @@ def is_idle(t:Transform)->bool:
     f = _function_of(t)
     is_noop = isinstance(f, Function) and all(method.implementation is noop for method in f.methods)
     return is_noop and not set(vars(t))&{'_call','_do_call'}
-
-def why_stock_changed()->str:
-    "What in the code that applies transforms is not as fastai ships it; empty if nothing"
-    return why_changed(Transform, Pipeline, TfmdLists, Datasets) or why_functions_changed()
-
-def image_tfms()->tuple:
-    "The transforms that an image can pass undecoded"
-    return _image_tfms
-
-def category_tfms()->tuple:
-    "`Categorize` and this package's subclasses of it"
-    return tuple(cls for cls in _watched if issubclass(cls, Categorize))
 
 _open_args = {cls:dict(cls._open_args) for cls in (PILImage,PILImageBW,PILMask)}   # which may be changed in place
 _open_mask = PILMask.create,_function_of(PILMask.create),_implementation(PILMask.create, b'')

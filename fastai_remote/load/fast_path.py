@@ -18,7 +18,7 @@ from fasttransform import compose_tfms, Pipeline
 from fasttransform.cast import retain_type
 
 from .batch import fetch_of, NoSamples, StoreInputs
-from .equivalence import image_tfms, is_idle, why_changed, why_image, why_stock_changed, why_unknown
+from .equivalence import IMAGE_TFMS, is_idle, NotCertain, why_changed, why_image, why_stock_changed, why_unknown
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, image_floats
 from .timed import TimedBatch
@@ -80,6 +80,15 @@ def _stats_of(t, x):
              and o.device.type=='cpu' and not o.requires_grad and o.shape==shape]
     return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None
 
+def floats_next(
+    dl # A `RemoteDL`
+)->bool:
+    "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
+    pipeline = dl.after_batch
+    on_cpu = dl.device is None or torch.device(dl.device).type=='cpu'
+    known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
+    return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
+
 def _own_channels(x):
     "`x`; a copy if it is a tensor of images whose channels are one and the same memory"
     is_shared = type(x) in _images and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
@@ -122,9 +131,10 @@ def decide_path(
     if not inputs.fetches: return BatchPath(why='the items are not samples of a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
     if why:=_why_other_pipelines(dl, inputs.lists): return BatchPath(why=why)
-    whole = WholeBatches(dl)
     same_samples = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
-    why = whole.why or ('' if same_samples else 'the pipelines do not read the same samples')
+    why = '' if same_samples else 'the pipelines do not read the same samples'
+    try: whole = WholeBatches(dl, own=not floats_next(dl))
+    except NotCertain as e: why = str(e)
     # A reason that names one of the user's transforms helps more than one about fastai, so it comes first
     if changed:=why_stock_changed(): return BatchPath(why=why or changed)
     if not why: return BatchPath(whole=whole)
@@ -152,7 +162,7 @@ def _undecoded_path(inputs, item_tfms, why):
     other = [fetch_of(tl) for tl in inputs.lists if not can_wait(tl)]   # a `Fetch` may be in several pipelines
     fetches = [fetch for fetch in inputs.fetches if not any(fetch is o for o in other)]
     types = {fetch.img_cls for fetch in fetches}
-    def is_known(t): return is_idle(t) or not why_unknown(t, image_tfms(), *types)
+    def is_known(t): return is_idle(t) or not why_unknown(t, IMAGE_TFMS, *types)
     n_known = 0
     while fetches and n_known<len(item_tfms) and is_known(item_tfms[n_known]): n_known += 1
     return BatchPath(None, fetches if n_known else [], tuple(item_tfms[:n_known]), why)

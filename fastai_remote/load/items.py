@@ -105,6 +105,14 @@ class RemoteItems(Order, L):
     def __copy__(self): return self._like(self.positions, *self.maps)
     def _repr_pretty_(self, p, cycle): p.text(repr(self))
 
+    def has_same_maps(self,
+        other:'RemoteItems'
+    )->bool:
+        "Are positions and maps those of `other`? Then these are certainly the same numbers; otherwise they may be."
+        same = (a is b or isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+                for a,b in zip(self.maps, other.maps))
+        return self.positions==other.positions and len(self.maps)==len(other.maps) and all(same)
+
     copy = __copy__
     items = property(lambda self: Order(self.positions, *self.maps))   # what methods of `L` read
     iloc = property(lambda self: self)   # as a DataFrame has it: fastai then indexes the items and does not copy them

@@ -58,6 +58,9 @@ class RemoteItems(Order, L):
     def _repr_pretty_(self, p, cycle):
         ...
 
+    def has_same_maps(self, other: 'RemoteItems') -> bool:
+        ...
+
     @property
     def is_complete(self) -> bool:
         ...

@@ -141,10 +141,6 @@ def _new_image(cls, plan, mode, fail, info):
     image._plan,image._mode,image._size,image.fail,image._info = plan,mode,plan.size,fail,info
     return image
 
-def _mode_of(img_cls):
-    "The mode in which `img_cls` opens files, such as `RGB`; `None` if it names none"
-    return getattr(img_cls, '_open_args', {}).get('mode')
-
 def open_image(
     o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
     img_cls:type, # `PILImage`, or any class with a `create`
@@ -153,7 +149,7 @@ def open_image(
 ): # An `img_cls`
     "`img_cls.create(o)`. A `PILImage` or `PILImageBW` is lazy: it is decoded, cropped and resized when it is needed."
     if img_cls not in _encoded_types: return create_image(o, img_cls)
-    mode = _mode_of(img_cls)
+    mode = img_cls._open_args['mode']
     info = o if isinstance(o, bytes) else dict(getattr(o, 'info', {}))
     source = _source_of(o, mode, reducing_gap)
     if isinstance(source, Image.Image):
@@ -193,7 +189,7 @@ def create_image(
     "`img_cls.create(o)`. A picture is first converted to the mode in which `img_cls` opens files."
     if isinstance(o, np.ndarray): o = from_pixels(o)
     if isinstance(o, bytes): check_image(o)
-    mode = _mode_of(img_cls)
+    mode = getattr(img_cls, '_open_args', {}).get('mode')   # in which it opens files, such as `RGB`
     if isinstance(o, Image.Image) and mode not in (None, o.mode): o = o.convert(mode)
     return img_cls.create(o)
 
@@ -259,6 +255,8 @@ class BatchMemory:
             others = [o for o in self.blocks if o[0] is not block]
             self.blocks = [(block, weakref.ref(array)), *others][:self.keep]
         return torch.from_numpy(array)
+
+    def give_up(self, x:torch.Tensor): "As of `WorkerMemory`; the memory of `x` is reused when nothing refers to `x`"
     def __reduce__(self): return type(self),(self.keep,)
 
 def image_floats(

@@ -25,7 +25,7 @@ from fastai.data.load import _FakeLoader, SkipItemException
 from fastai.data.transforms import Categorize
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
-from fastcore.basics import merge, store_attr
+from fastcore.basics import chunked, merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
@@ -34,17 +34,17 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..codec.pixels import warn_without_c_modules
 from ..core import CorruptSample, MissingSample, unknown_arguments
-from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
+from .batch import fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .epoch_order import check_balance, epoch_order, shard_sizes
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
-from .fast_path import BatchPath, BatchPipeline, decide_path
+from .fast_path import BatchPipeline, decide_path
 from .prefetch import in_advance, shard_prefetch
 from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
 from .stages import stage
-from .timed import timed, TimedDL
+from .timed import timed
 from .show import ShownDL
 from ..order.base import Order
 from ..order.permutation import checked_seed, Permutation
@@ -135,12 +135,11 @@ class BadSamples:
 _not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
                 "on_bad='replace' would use another sample in its place")
 
-class RemoteDL(SeededDL, TimedDL, ShownDL):
+class RemoteDL(SeededDL, ShownDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _path = _bad = buffers = None   # of this epoch: its `BatchPath`, its `BadSamples`, its `SharedBuffers`
-    _keeps_smaller = False   # while a batch is made that is smaller because samples were skipped
     in_place = False   # do results belong to samples by position, so that none may be skipped?
     known_lengths = longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
@@ -282,47 +281,50 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         if self.is_seeded: self.seed_epoch()
 
     def __iter__(self):
-        buffers,pipeline = self._new_buffers(),self.after_batch
+        has_workers,pipeline = self.fake_l.num_workers>0,self.after_batch
+        buffers = self._new_buffers() if has_workers else None
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = pipeline.known_tfms()
         batches,self.rank,self.world_size = super().__iter__(),0,1
         if self.is_seeded: batches = self.seeded_batches(batches)
         try:
-            yield from ending_workers(without_empty(batches) if self.on_bad=='skip' else batches)
+            if self.on_bad=='skip': batches = without_empty(batches)
+            yield from ending_workers(batches) if has_workers else batches
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = ()
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
-        workers = self.fake_l.num_workers
-        if not workers or get_context().get_start_method()!='fork' or not decide_path(self).whole: return
-        try: return SharedBuffers(workers)
+        if get_context().get_start_method()!='fork' or not decide_path(self).whole: return
+        try: return SharedBuffers(self.fake_l.num_workers)
         except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
-        inputs = StoreInputs(self.dataset)
+        on_bad = 'raise' if self.on_bad=='skip' and self.in_place else self.on_bad
+        inputs = StoreInputs(self.dataset, self.check, on_bad)
         for store in inputs.stores: store.new_epoch()
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
         batches = self.batches_at(samps, inputs)
-        yield from batches if self.times is None else timed(batches, NoSamples)
+        # A `Pipeline` would look for an attribute that it lacks in its transforms, too
+        times = vars(self.after_batch).get('times')
+        yield from batches if times is None else timed(batches, NoSamples)
 
     def batches_at(self,
         positions, # All of this process in an epoch, an iterable
         inputs:StoreInputs # Those of the dataset
     ): # Iterator of batches
         "The batches of these samples, before `after_batch`"
-        if inputs.fetches: return self.built(decide_path(self), inputs, self._fetched(inputs, positions))
+        if inputs.fetches: return self.built(inputs, self._fetched(inputs, positions))
         return super().create_batches(self.all_seeded(positions))
 
     def built(self,
-        path:BatchPath, # How to build batches
         inputs:StoreInputs, # Those of the dataset
         batches # Iterable of `Batch`
     ): # Yields batches
         "What is built of `batches`, before `after_batch`"
-        self._path = path
+        path = self._path = decide_path(self)
         try:
             if path.whole: yield from self._whole_batches(path.whole, inputs, batches)
             else: yield from self._item_batches(inputs, batches)
@@ -332,21 +334,19 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
 
     def _fetched(self, inputs, positions):
         "Yields a `Batch`, with its values, for each `bs` of `positions`; `inputs` are the `StoreInputs` of the dataset"
-        skips = self.on_bad=='skip' and not self.in_place
-        on_bad = 'raise' if self.on_bad=='skip' and not skips else self.on_bad
         # Without an epoch, fastai makes batches of positions that are given
         order,shards = getattr(self, '_DataLoader__idxs', None),None
         # Where the longest samples come first, they may be in any shard
         if shard_sizes(self) is not None and (self.known_lengths is None or shard_permutation_of(order) is not None):
             shards = shard_prefetch(self.dataset.items, order, self.first_of)
-        reader = BatchReader(inputs, self.check, self.prefetch, shards, on_bad)
+        work = ((part, shards and shards(part)) for part in chunked(positions, self.bs or 1))
         try:
-            for k,batch in enumerate(reader.batches(positions, self.bs or 1)):
+            for k,batch in in_advance(inputs.read, enumerate(work), self.prefetch):
                 batch.first = self.first_of(k)
                 if self._bad is not None: self._bad.note(self.offs, *batch.bad)
                 yield batch
         except (CorruptSample,MissingSample) as e:
-            if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
+            if self.on_bad=='skip' and self.in_place: e.add_note(_not_skipped)
             raise
 
     # Decode, transform, collate: item by item
@@ -363,14 +363,10 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
     def _smaller_batch(self, inputs, batch):
         "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
         positions = self.seeded(inputs.positions_of(batch), batch.first)
-        self._keeps_smaller = batch.wanted==self.bs
-        made = False
-        try:
-            for result in inputs.released(super().create_batches(positions)):
-                made = True
-                yield result
-        finally: self._keeps_smaller = False
-        if not made: yield from self._no_samples(batch)
+        drop_last,self.drop_last = self.drop_last,self.drop_last and batch.wanted<self.bs
+        try: results = list(inputs.released(super().create_batches(positions)))
+        finally: self.drop_last = drop_last
+        yield from results or self._no_samples(batch)
 
     def _no_samples(self, batch):
         """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
@@ -382,11 +378,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         if is_counted and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
 
-    def chunkify(self, b):
-        if not self._keeps_smaller: return super().chunkify(b)
-        drop_last,self.drop_last = self.drop_last,False
-        try: return super().chunkify(b)
-        finally: self.drop_last = drop_last
+    @stage('collate')
+    def do_batch(self, b): return super().do_batch(b)
 
     @stage('transform')
     def do_item(self, s):
@@ -428,7 +421,7 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
         random numbers."""
         given_up = False
         def begun():
-            "Yields each batch, the random state before it, and what `begin` makes of it"
+            "Yields each batch and the random state before it, and what `begin` makes of it, the argument of `finish`"
             for batch in batches:
                 state = random.getstate()
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
@@ -437,9 +430,8 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
                 values = None if is_over else whole.begin(batch.columns(), seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
-                if given_up or not is_dropped: yield batch,state,values
-        def finish(batch, state, values): return batch,state,whole.finish(values)
-        for batch,state,built in in_advance(finish, begun(), self.threads, _use_one_core):
+                if given_up or not is_dropped: yield (batch,state),(values,)
+        for (batch,state),built in in_advance(whole.finish, begun(), self.threads, _use_one_core):
             if not batch.positions: yield from self._no_samples(batch)   # all of them were skipped
             elif built is not None and not given_up: yield built
             else:
@@ -447,13 +439,6 @@ class RemoteDL(SeededDL, TimedDL, ShownDL):
                 given_up = True
                 yield from self._item_batches(inputs, [batch])
             del built   # so that its memory can be used for another one
-
-    def floats_next(self)->bool:
-        "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
-        pipeline = self.after_batch
-        on_cpu = self.device is None or torch.device(self.device).type=='cpu'
-        known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
-        return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
 
     def why_not_stock(self)->str:
         "Which method that builds batches is not the stock one, so that it has to be called; empty if none"

@@ -8,12 +8,11 @@ Docs: page `load/prefetch`"""
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from itertools import starmap
+from contextvars import copy_context
 
 import numpy as np
 
 from .items import RemoteItems
-from .stages import in_threads
 from ..order.ranks import shard_permutation_of
 from ..order.shards import ShardPermutation
 from ..store.base import Store
@@ -98,20 +97,25 @@ def shard_prefetch(
 
 def in_advance(
     f, # Called in threads
-    arguments, # Iterable of tuples of its arguments, from which this thread takes the next one with each result
+    # Iterable of `(what it is for, arguments of f)`, from which this thread takes the next one with each result
+    work,
     n:int, # Number of results that are computed in advance, each in a thread; 0: a result is computed when it is taken
     init=None # Called first in each thread
-): # Yields what `f` returns, in the order of `arguments`; raises what `f` raises
-    """Calls `f` with each of `arguments`, while the results before are used
+): # Yields `(what it is for, what f returns)`, in the order of `work`; raises what `f` raises
+    """Calls `f` with the arguments of each piece of `work`, while the results before are used
 
-    If nobody takes the rest, what has not begun is cancelled; what runs goes on, and is not waited for."""
+    The stages of `f` are those of the batch that this thread works on. If nobody takes the rest, what has not begun is
+    cancelled; what runs goes on, and is not waited for."""
     if not n:
-        yield from starmap(f, arguments)
+        for what,arguments in work: yield what,f(*arguments)
         return
     waiting,threads = deque(),ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init)
+    def oldest():
+        what,future = waiting.popleft()
+        return what,future.result()
     try:
-        for some in arguments:
-            waiting.append(threads.submit(in_threads(f), *some))
-            if len(waiting)>n: yield waiting.popleft().result()
-        while waiting: yield waiting.popleft().result()
+        for what,arguments in work:
+            waiting.append((what, threads.submit(copy_context().run, f, *arguments)))
+            if len(waiting)>n: yield oldest()
+        while waiting: yield oldest()
     finally: threads.shutdown(wait=False, cancel_futures=True)

@@ -9,6 +9,7 @@ Docs: page `load/shared_buffers`"""
 # is free, the batch goes PyTorch's way. A grey image with three equal channels is sent as one channel.
 
 import itertools, math, mmap, threading, weakref
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -71,19 +72,17 @@ def _shared_array(workers, nbytes):
     "A `uint8` array of zeros that forked processes share, shape (workers, _n_buffers, nbytes)"
     return np.frombuffer(mmap.mmap(-1, workers*_n_buffers*nbytes), np.uint8).reshape(workers, _n_buffers, nbytes)
 
+@dataclass(eq=False, repr=False)
 class OutgoingTensor:
     """A tensor on its way from a worker to the main process, which unpickles it as the tensor
 
     A small one is sent in the pickle, a larger one in shared memory. If all channels are equal, one is sent, and `open`
     repeats it."""
-    buffers = None   # the `SharedBuffers` of the epoch
-    def __init__(self,
-        x:torch.Tensor, # What is sent
-        cls:type, # Type of the result, such as `TensorImage`
-        channels:int=1, # Channels that the only one of `x` stands for
-        own:bool=True, # Give each of these memory of its own? Else the result is a view of one
-    ):
-        self.x,self.cls,self.channels,self.own = x,cls,channels,own
+    x:torch.Tensor # What is sent
+    cls:type # Type of the result, such as `TensorImage`
+    channels:int=1 # Channels that the only one of `x` stands for
+    own:bool=True # Give each of these memory of its own? Else the result is a view of one
+    buffers:SharedBuffers=None # Those of the epoch
 
     def open(self,
         memory:BatchMemory=None # Allocates the result if channels are repeated with `own`; default: new memory
@@ -113,25 +112,22 @@ def _from_buffer(id, offset, shape, cls, channels, own):
     buffers.free(offset)
     return res
 
-def allocate(
-    shape:tuple,
-    memory:BatchMemory, # For tensors that do not leave this process, and small ones
-    buffers:SharedBuffers=None, # Tried first for large ones of a worker
-    worker:int=None # Number of this worker; `None`: the tensor does not leave this process
-)->torch.Tensor: # `uint8`
-    """An uninitialised tensor of bytes; a worker's large one lies in memory that the main process can read
+@dataclass
+class WorkerMemory:
+    "Allocates the tensors that a worker sends: large ones lie in memory that the main process can read"
+    worker:int # Number of this worker
+    buffers:SharedBuffers # Those of the epoch, or `None`
+    memory:BatchMemory # For small ones, which are sent in the pipe
 
-    This is a free buffer of `buffers` or, if none is free or large enough, shared memory of PyTorch."""
-    nbytes = int(math.prod(shape))
-    if worker is None or nbytes<=_max_in_pipe: return memory(shape)
-    array = None if buffers is None else buffers.allocate(worker, nbytes)
-    if array is not None: return torch.from_numpy(array).view(shape)
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(nbytes)).view(shape)
+    def __call__(self, shape:tuple)->torch.Tensor: # `uint8`
+        "Uninitialised tensor, in a free buffer or, if none is free or large enough, in shared memory of PyTorch"
+        nbytes = int(math.prod(shape))
+        if nbytes<=_max_in_pipe: return self.memory(shape)
+        array = None if self.buffers is None else self.buffers.allocate(self.worker, nbytes)
+        if array is not None: return torch.from_numpy(array).view(shape)
+        return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(nbytes)).view(shape)
 
-def give_up(
-    x:torch.Tensor, # Result of `allocate`, which will not be sent
-    buffers:SharedBuffers=None # As for `allocate`
-):
-    "Free the buffer that `x` is in, if it is in one"
-    offset = None if buffers is None else buffers.offset_of(x)
-    if offset is not None: buffers.free(offset)
+    def give_up(self, x:torch.Tensor):
+        "Free the buffer that `x` is in, if it is in one: it will not be sent"
+        offset = None if self.buffers is None else self.buffers.offset_of(x)
+        if offset is not None: self.buffers.free(offset)

@@ -7,8 +7,8 @@ Docs: page `load/stages`"""
 # get a copy of the context of the thread that starts their work, and loaders may take turns in one thread.
 
 import threading
-from contextvars import ContextVar, copy_context
-from functools import partial, wraps
+from contextvars import ContextVar
+from functools import wraps
 
 from ..clock import monotonic
 
@@ -25,10 +25,6 @@ def stage(
             return f(*args, **kwargs) if watch is None else watch.call(name, f, args, kwargs)
         return with_stopwatch
     return decorate
-
-def in_threads(f):
-    "`f`, to be called once, in another thread: its stages are those of the batch that this thread works on"
-    return f if _stopwatch.get() is None else partial(copy_context().run, f)
 
 class Stopwatch:
     "Adds up the seconds of each stage, in all threads that work for a loader"

@@ -25,10 +25,10 @@ from fastcore.basics import patch
 from ..clock import monotonic
 from ..codec.pixels import jpeg_header
 from ..core import StoreError
-from .batch import BatchReader, StoreInputs
+from .batch import StoreInputs
 from .fast_path import BatchPipeline, decide_path
 from .loader import RemoteDL
-from .timed import BatchTimes, marks_on, TimedDL
+from .timed import BatchTimes, marks_on
 from ..source.shrink import shrink
 
 # %% ../../nbs/load/27_stats.ipynb #847acbc2
@@ -133,7 +133,7 @@ class StepHistory:
         is_ours = isinstance(loader, RemoteDL) and type(loader.after_batch) is BatchPipeline
         self.loader,self.is_first = (loader if is_ours else None),True
         if is_ours: loader.after_batch.times,self.setup = BatchTimes(dl.device),_setup_of(loader)
-        self.marks = loader.times.marks if is_ours else marks_on(getattr(dl, 'device', None))
+        self.marks = loader.after_batch.times.marks if is_ours else marks_on(getattr(dl, 'device', None))
         self.m = {'after_batch':self.marks.mark()}
 
     def mark(self, event):
@@ -145,7 +145,8 @@ class StepHistory:
     ):
         "The step has ended; those that the device has done with, too, are counted"
         self.mark('after_batch')
-        self.pending.append((self.m, self.loader and self.loader.times.last, self.is_first, samples))
+        opened = self.loader and self.loader.after_batch.times.last
+        self.pending.append((self.m, opened, self.is_first, samples))
         self.is_first = False
         while self.pending and self.marks.is_past(self.pending[0][0]['after_batch']): self._add()
 
@@ -215,10 +216,10 @@ class LoaderStats(Callback):
 # %% ../../nbs/load/27_stats.ipynb #cac0b41d
 def _images_of(dl, n):
     "`(batch, k)`: `n` samples spread over the dataset of `dl`; column `k` of the `Batch` has JPEGs. `None` if none has"
-    inputs = StoreInputs(dl.dataset)
+    inputs = StoreInputs(dl.dataset, dl.check, dl.on_bad)
     if not dl.indexed or not inputs.fetches or not len(dl.dataset): return
     positions = np.linspace(0, len(dl.dataset)-1, min(n, len(dl.dataset)), dtype=int).tolist()
-    batch = BatchReader(inputs, dl.check, on_bad=dl.on_bad).read(positions)
+    batch = inputs.read(positions)
     is_jpeg = [all(type(v) is bytes and jpeg_header(v) for v in column) for column in batch.values]
     return (batch,is_jpeg.index(True)) if True in is_jpeg else None
 
@@ -226,7 +227,7 @@ def _build_seconds(dl, batch):
     "`(seconds, built batch)` of building `batch`, a `Batch`, in this process, always with the same random numbers"
     with no_random():
         start = monotonic()
-        built, = dl.built(decide_path(dl), StoreInputs(dl.dataset), [batch])
+        built, = dl.built(StoreInputs(dl.dataset), [batch])
         return monotonic()-start,built
 
 def shrink_gain(
@@ -367,7 +368,7 @@ def _speed(dl, seconds, **options):
         return load_for(new, seconds)
 
 @patch
-def bench(self:TimedDL,
+def bench(self:RemoteDL,
     seconds:float=3., # For how long; at most one epoch
 )->LoaderSpeed:
     """Samples per second of each stage, without a model

@@ -25,7 +25,6 @@ from fastcore.foundation import L
 from fasttransform import compose_tfms
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader
 from .equivalence import is_idle
 from .fetch_transform import Fetch
 from .items import get_remote_items, read_parts, RemoteItems
@@ -459,10 +458,9 @@ class RemoteLMDL(RemoteDL):
         return self._sequence.parts(start, start+length+1)
 
     def batches_at(self, samps, inputs):
-        reader = BatchReader(inputs, self.check, self.prefetch)
         stock = super(RemoteDL, self).create_batches
         try:
-            for numbers,positions,batch in self._read_in_advance(reader, samps):
+            for (numbers,positions),batch in in_advance(inputs.read, self._wanted(samps), self.prefetch):
                 texts = self._texts or {}
                 new = {p:_first(self.dataset[p]) for p in inputs.positions_of(batch)}
                 inputs.release()
@@ -472,19 +470,16 @@ class RemoteLMDL(RemoteDL):
             self._texts = None
             inputs.release()
 
-    def _read_in_advance(self, reader, samps):
-        """Yields `(numbers, positions, batch)` for each batch of `samps`, which are numbers of items
+    def _wanted(self, samps):
+        """Yields `((numbers, positions), (missing,))` for each batch of `samps`, which are numbers of items
 
-        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `batch` is
-        the `Batch` of those texts that the batch before does not have."""
-        def wanted():
-            before = set()
-            for numbers in chunked(samps, self.bs):
-                positions = list(dict.fromkeys(part[0] for k in numbers for part in self._parts(k)))
-                yield numbers,positions,[p for p in positions if p not in before]
-                before = set(positions)
-        def read(numbers, positions, missing): return numbers,positions,reader.read(missing)
-        return in_advance(read, wanted(), self.prefetch)
+        `numbers` are those of its items, and `positions` those of its texts in the dataset; `missing` are those of the
+        texts that the batch before does not have. All are lists."""
+        before = set()
+        for numbers in chunked(samps, self.bs):
+            positions = list(dict.fromkeys(part[0] for k in numbers for part in self._parts(k)))
+            yield (numbers,positions),([p for p in positions if p not in before],)
+            before = set(positions)
 
     def create_item(self, k):
         if not self.n:

@@ -14,7 +14,7 @@ from fastai.torch_core import find_bs, to_device
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..clock import monotonic
-from .stages import stage, Stopwatch
+from .stages import Stopwatch
 
 class TimedBatch:
     "A batch on its way to the model, with the time of its stages"
@@ -108,13 +108,3 @@ class BatchTimes:
         return res
 
     def __reduce__(self): return BatchTimes,()   # a spawned worker only has to know that its batches are timed
-
-class TimedDL:
-    "What a `RemoteDL` whose batches are timed does: a base class"
-    @property
-    def times(self):
-        "The `BatchTimes` that opens the batches, if they are to be timed; else `None`"
-        return vars(self.after_batch).get('times')   # a `Pipeline` would look for it in its transforms, too
-
-    @stage('collate')
-    def do_batch(self, b): return super().do_batch(b)

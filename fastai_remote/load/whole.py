@@ -8,7 +8,7 @@ Docs: page `load/whole`"""
 # values at once. This module makes them: the same tensors as stock fastai, bit for bit and type for type. What it
 # cannot make, or finds damaged, is made item by item, which also raises the right error.
 
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from ..codec.arrays import NpyCodec, NpyImageCodec, NpzCodec, NpzImageCodec
 from ..codec.images import ImageCodec
 from ..codec.png import png_pixels
 from ..codec.raster import Rasterise
-from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
+from .equivalence import CATEGORY_TFMS, IMAGE_TFMS, is_idle, NotCertain, why_image, why_unknown
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack_images
-from .shared_buffers import allocate, give_up, OutgoingTensor
+from .shared_buffers import OutgoingTensor, WorkerMemory
 from .stages import stage
 
 # --- Images
@@ -38,6 +38,7 @@ _array_codecs = NpyCodec,NpzCodec,NpyImageCodec,NpzImageCodec   # what they deco
 
 class _TensorMaker:
     "Makes one tensor of the values of a batch in one pipeline"
+    cls = None   # type of the pipeline's own results, before item transforms: `PILImage`, not `TensorImage`
     def begin(self, values, begin_sample):
         """The part of the work that must happen in the order of the batches: transforms draw their random numbers
 
@@ -59,12 +60,10 @@ class _ImageMaker(_TensorMaker):
     tfms,split_idx = (),None   # item transforms before `ToTensor`, which leave labels alone
     def __init__(self,
         fetch, # The `Fetch` of the pipeline
-        allocate, # `allocate(shape)` -> tensor of bytes
-        give_up, # `give_up(x)`, called with such a tensor that is not sent
+        memory, # The `BatchMemory` or `WorkerMemory` for tensors of bytes
         options # Options of `open_image`
     ):
-        self.fetch,self.codec,self.cls,self.options = fetch,fetch.codec,fetch.img_cls,options
-        self.allocate,self.give_up = allocate,give_up
+        self.fetch,self.codec,self.cls,self.memory,self.options = fetch,fetch.codec,fetch.img_cls,memory,options
         self.channels = 3 if self.cls._open_args['mode']=='RGB' else 1
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
@@ -77,7 +76,8 @@ class _ImageMaker(_TensorMaker):
         for k,image in enumerate(images):
             if begin_sample: begin_sample(k)
             images[k] = compose_tfms(image, self.tfms, split_idx=self.split_idx)
-        return [image if self._waits(image) else open_image(image, self.cls) for image in images]
+        return [image if isinstance(image, EncodedImage) and not image.is_decoded   # a padded one is decoded
+                else open_image(image, self.cls) for image in images]
 
     @stage('decode')
     def _opened(self, values):
@@ -86,13 +86,9 @@ class _ImageMaker(_TensorMaker):
         elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
         return [open_image(o, self.cls, **self.options) for o in values]
 
-    def _waits(self, image):
-        "Is `image` still encoded? A padded one is not."
-        return isinstance(image, EncodedImage) and not image.is_decoded
-
     def __call__(self, values):
         if self.tfms:
-            x = stack_images(values, self.allocate)
+            x = stack_images(values, self.memory)
             return None if x is None else OutgoingTensor(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
         x = self._drawn(values) if self.codec.name=='strokes' else self._joined_arrays(values)
         if x is None: x = self._stacked(map(self._array, values), len(values))
@@ -108,7 +104,7 @@ class _ImageMaker(_TensorMaker):
         if self.fetch.draw.time=='colour': return self._stacked(list(self.fetch.draw.arrays(values)))
         tensors = []
         def empty(n):
-            tensors.append(self.allocate((n,)))
+            tensors.append(self.memory((n,)))
             return tensors[0].numpy()
         array = self.fetch.draw.arrays(values, empty)
         start = array.ctypes.data-tensors[0].data_ptr()
@@ -132,7 +128,7 @@ class _ImageMaker(_TensorMaker):
         rows = np.frombuffer(b''.join(values), np.uint8).reshape(len(values), size)
         x = rows[:,start:].reshape(len(values), *like.shape)
         x = x[:,None] if like.ndim==2 else x.transpose(0, 3, 1, 2)
-        out = self.allocate(x.shape)
+        out = self.memory(x.shape)
         out.numpy()[:] = x
         return out
 
@@ -151,15 +147,15 @@ class _ImageMaker(_TensorMaker):
         for k,array in enumerate(arrays):
             array = array[None] if array.ndim==2 else array.transpose(2, 0, 1)
             if out is None:
-                out = self.allocate((n or len(arrays), *array.shape))
+                out = self.memory((n or len(arrays), *array.shape))
                 view = out.numpy()
             if array.shape[1:]!=view.shape[2:]:
-                self.give_up(out)
+                self.memory.give_up(out)
                 return
             if len(array)>view.shape[1]:   # the first one in colour, after grey ones
-                grey,out = out,self.allocate((len(out), 3, *out.shape[2:]))
+                grey,out = out,self.memory((len(out), 3, *out.shape[2:]))
                 out[:k] = grey[:k]
-                self.give_up(grey)
+                self.memory.give_up(grey)
                 view = out.numpy()
             view[k] = array
         return out
@@ -176,15 +172,12 @@ class _ImageMaker(_TensorMaker):
 
 # --- Labels and numbers
 
+@dataclass
 class _CategoryMaker(_TensorMaker):
     "Makes category codes: the store's codes become those of the transform's vocabulary"
-    def __init__(self,
-        fetch, # The `Fetch` of the pipeline
-        vocab:CategoryMap # The transform's vocabulary
-    ):
-        self.labels = fetch.store.manifest.vocab.get(fetch.field) if fetch.codec.name=='cls' else None
-        self.o2i = vocab.o2i
-
+    labels:list # The store's, in the order of its codes; `None` if it has none
+    o2i:dict # `{label: code}` of the transform's vocabulary
+    cls = TensorCategory
     def __call__(self, values):
         values = values.tolist()
         if self.labels:
@@ -194,6 +187,7 @@ class _CategoryMaker(_TensorMaker):
 
 class _NumberMaker(_TensorMaker):
     "Makes floats, as `RegressionSetup` does"
+    cls = torch.Tensor
     def __call__(self, values):
         wide = values.astype(np.float64 if values.dtype.kind=='f' else np.int64)   # as Python numbers are
         return OutgoingTensor(torch.from_numpy(wide).float(), torch.Tensor)
@@ -204,31 +198,32 @@ class _NumberMaker(_TensorMaker):
 # that do nothing when they encode are ignored: `AddMaskCodes`, which only decodes, and `noop`, which a `DataBlock` uses
 # as a getter.
 
-def _maker_of(tl, allocate, give_up, options):
-    """`(maker, type)`: a `_TensorMaker` for pipeline `tl`, a `TfmdLists`, and the type of the pipeline's own results
+def _maker_of(tl, memory, options):
+    """A `_TensorMaker` for pipeline `tl`, a `TfmdLists`; other arguments are as for `_ImageMaker`
 
-    The type is that before item transforms: `PILImage`, not `TensorImage`. `(None, reason)` if it is not certain that
-    a maker gives the same result as stock fastai. Other arguments are as for `_ImageMaker`."""
+    Raises `NotCertain` if it is not certain that a maker gives the same result as stock fastai."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
-    if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
-    if fetch.convert is not None: return None,f'the values of {fetch.field!r} are converted'
+    if type(fetch) is not Fetch: raise NotCertain(f'a pipeline begins with {type(fetch).__name__}, not with Fetch')
+    if fetch.convert is not None: raise NotCertain(f'the values of {fetch.field!r} are converted')
     if fetch.img_cls is not None:
-        why = _why_no_images(fetch, tfms)
-        return (None,why) if why else (_ImageMaker(fetch, allocate, give_up, options),fetch.img_cls)
+        if why:=_why_no_images(fetch, tfms): raise NotCertain(why)
+        return _ImageMaker(fetch, memory, options)
     if len(tfms)!=1 or fetch.codec.dtype is None:
-        return None,f'{fetch.field!r} is neither an image, a category nor a number with one transform'
+        raise NotCertain(f'{fetch.field!r} is neither an image, a category nor a number with one transform')
     tfm = tfms[0]
-    if tfm.split_idx is not None: return None,f'{tfm.name} has a split_idx'
+    if tfm.split_idx is not None: raise NotCertain(f'{tfm.name} has a split_idx')
     if fetch.codec.name=='cls' and type(tfm) is not RegressionSetup:
-        why = why_unknown(tfm, category_tfms(), str, int)
+        why = why_unknown(tfm, CATEGORY_TFMS, str, int)
         if not why and type(tfm.vocab) is not CategoryMap: why = f'{tfm.name} has a vocabulary of its own kind'
-        return (None,why) if why else (_CategoryMaker(fetch, tfm.vocab),TensorCategory)
+        if why: raise NotCertain(why)
+        return _CategoryMaker(fetch.store.manifest.vocab.get(fetch.field), tfm.vocab.o2i)
     why = why_unknown(tfm, (RegressionSetup,), int, float)
     default = torch.get_default_dtype()
     if not why and np.dtype(fetch.codec.dtype).kind=='f' and default not in (torch.float32,torch.float64):
         why = f'{tfm.name} rounds {fetch.field!r} to the default dtype, {default}'
-    return (None,why) if why else (_NumberMaker(),torch.Tensor)
+    if why: raise NotCertain(why)
+    return _NumberMaker()
 
 def _why_no_images(fetch, tfms):
     "Why the images of `fetch`, which `tfms` follow, cannot be made all at once; empty if they can"
@@ -246,36 +241,24 @@ def _transforms_of(dl):
 class WholeBatches:
     """Makes the batches of a loader as a whole, where it is certain that stock fastai would make the same
 
-    It is falsy if that is not certain, and `why` is the reason. Making a batch has two parts: `begin` is called in the
-    order of the batches, and `finish` may run in any thread."""
+    Making a batch has two parts: `begin` is called in the order of the batches, and `finish` may run in any thread."""
     def __init__(self,
-        dl # A `RemoteDL`
+        dl, # A `RemoteDL`
+        own:bool=True # As for `OutgoingTensor`
     ):
-        self.makers,self.buffers,self.memory = [],dl.buffers,BatchMemory(3+dl.threads)
-        # Its number, if this is a worker of `dl`: one without workers may be used in a worker of another loader
-        self.worker = dl.offs if dl.fake_l.num_workers and get_worker_info() is not None else None
-        self.own = not dl.floats_next()
-        self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
-
-    def _setup(self, dl, options):
-        """Set `makers`, one for each pipeline, and `transforms`; returns ''
-
-        If this is not possible, it sets neither and returns why."""
-        dataset,after_item = dl.dataset,dl.after_item
-        if type(dataset) is not Datasets: return f'the dataset is a {type(dataset).__name__}'
-        own = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
-        if own: return f'the dataset has a {own}'
-        if dl.before_batch.fs: return 'before_batch transforms see lists of items'
-        makers,types = [],[]
-        for tl in dataset.tls:
-            new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=self.worker)
-            maker,kind = _maker_of(tl, new_bytes, partial(give_up, buffers=self.buffers), options)
-            if maker is None: return kind
-            makers.append(maker)
-            types.append(kind)
-        if why:=_use_item_tfms(after_item, makers, types): return why
-        self.makers,self.transforms = makers,_transforms_of(dl)
-        return ''
+        "Raises `NotCertain`"
+        dataset = dl.dataset
+        if type(dataset) is not Datasets: raise NotCertain(f'the dataset is a {type(dataset).__name__}')
+        other = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
+        if other: raise NotCertain(f'the dataset has a {other}')
+        if dl.before_batch.fs: raise NotCertain('before_batch transforms see lists of items')
+        self.buffers,self.memory,self.own = dl.buffers,BatchMemory(3+dl.threads),own
+        # A loader without workers may be used in a worker of another loader
+        self.is_sent = dl.fake_l.num_workers>0 and get_worker_info() is not None
+        memory = WorkerMemory(dl.offs, dl.buffers, self.memory) if self.is_sent else self.memory
+        self.makers = [_maker_of(tl, memory, {'reducing_gap':dl.reducing_gap}) for tl in dataset.tls]
+        _use_item_tfms(dl.after_item, self.makers)
+        self.transforms = _transforms_of(dl)
 
     def is_outdated(self,
         dl # The `RemoteDL`
@@ -283,8 +266,6 @@ class WholeBatches:
         "Have transforms been added, removed, replaced or put in another order since this was made?"
         now = _transforms_of(dl)
         return len(now)!=len(self.transforms) or any(a is not b for a,b in zip(now, self.transforms))
-
-    def __bool__(self): return len(self.makers)>0
 
     @stage('transform')
     def begin(self,
@@ -305,23 +286,19 @@ class WholeBatches:
         except Exception: return
         if None in outgoing: return
         for o in outgoing: o.buffers,o.own = self.buffers,self.own
-        if self.worker is None: return tuple(o.open(self.memory) for o in outgoing)
-        return tuple(outgoing)
+        return tuple(outgoing if self.is_sent else (o.open(self.memory) for o in outgoing))
 
-def _use_item_tfms(after_item, makers, types):
-    """Have the maker of the images apply the item transforms. Returns why this is not possible; empty if it is.
-
-    `makers` and `types` have what `_maker_of` returned for each pipeline."""
-    active = [t for t in after_item.fs if not is_idle(t)]
-    if not active: return 'there is no ToTensor'
+def _use_item_tfms(after_item, makers):
+    "Have the one of `makers` that makes images apply the item transforms; raises `NotCertain` if that is not possible"
+    active,types = [t for t in after_item.fs if not is_idle(t)],[maker.cls for maker in makers]
+    if not active: raise NotCertain('there is no ToTensor')
     *tfms,last = active
     for t in tfms:
-        if why:=why_unknown(t, image_tfms(), *types): return why
-    if last.split_idx is not None: return 'ToTensor has a split_idx'
-    if why:=why_unknown(last, (ToTensor,), *types): return why
-    if not tfms: return ''
+        if why:=why_unknown(t, IMAGE_TFMS, *types): raise NotCertain(why)
+    if last.split_idx is not None: raise NotCertain('ToTensor has a split_idx')
+    if why:=why_unknown(last, (ToTensor,), *types): raise NotCertain(why)
+    if not tfms: return
     images = [maker for maker in makers if isinstance(maker, _ImageMaker)]
     if len(images)!=1 or images[0] is not makers[0] or types[0] is PILMask:
-        return 'item transforms see more than one image, or none in the first place'
+        raise NotCertain('item transforms see more than one image, or none in the first place')
     images[0].tfms,images[0].split_idx = tfms,after_item.split_idx
-    return ''

@@ -16,16 +16,6 @@ from ..core import int_index
 from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #f69bbabd
-def _apply(mapping, x):
-    """`mapping[x]` of a range, an array or a map such as `Permutation`, for an int64 array
-
-    Raises `IndexError` for negative positions of a range or an array, and for those beyond its end; other maps check
-    positions themselves."""
-    if isinstance(mapping, (range,np.ndarray)):
-        _check_positions(x, 0, len(mapping))
-        if isinstance(mapping, range): return mapping.start+x*mapping.step
-    return mapping[x]
-
 def _check_positions(x, low, n):
     "Raise `IndexError` unless all positions `x`, an array, are at least `low`, and below `n`"
     if len(x) and (x.min()<low or x.max()>=n):
@@ -41,13 +31,10 @@ class Order:
     ):
         self.positions = range(positions) if isinstance(positions, (int,np.integer)) else positions
         self.maps = tuple(maps)
+        # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
+        self.chunk_size = min([1024, *(mapping.chunk_size for mapping in maps if isinstance(mapping, Order))])
 
     def __len__(self): return len(self.positions)
-
-    @property
-    def chunk_size(self)->int:
-        "Positions that `worker_batches` computes at once; 64 would take half as long as 1024"
-        return min([1024, *(mapping.chunk_size for mapping in self.maps if isinstance(mapping, Order))])
 
     def _like(self, positions, *maps):
         "An order of the same kind; a subclass with more arguments overrides this"
@@ -66,8 +53,13 @@ class Order:
         return self.numbers_at(i)
 
     def _at(self, x):
-        "What all maps make of `x`, an int64 array, one after the other"
-        for mapping in self.maps: x = _apply(mapping, x)
+        """What all maps make of `x`, an int64 array, one after the other
+
+        Negative positions of a range or an array, and those beyond its end, are an `IndexError`; other maps check
+        positions themselves."""
+        for mapping in self.maps:
+            if isinstance(mapping, (range,np.ndarray)): _check_positions(x, 0, len(mapping))
+            x = mapping.start+x*mapping.step if isinstance(mapping, range) else mapping[x]
         return x
 
     def __iter__(self):
@@ -119,7 +111,6 @@ class WeightedOrder(Order):
     The draws are computed by rejection sampling, so no probabilities are stored. Each position has its own sequence of
     candidates, which depends on the seed and `n` alone. The first candidate that is accepted is the number there.
     Slices, and selecting by another `Order`, raise `TypeError`."""
-    chunk_size = 1 # Each position reads labels, so a batch only computes its own
     def __init__(self,
         n:int, # How many numbers, and how many draws
         labels, # Function of an array of numbers that returns their label codes, an int array
@@ -132,6 +123,7 @@ class WeightedOrder(Order):
             raise ValueError(f'weights must be finite, at least 0 and not all 0, not {weights.tolist()[:10]}')
         self.n,self.labels,self.weights,self.seed = n,labels,weights,seed
         super().__init__(n if positions is None else positions)
+        self.chunk_size = 1   # each position reads labels, so a batch only computes its own
 
     def _like(self, positions, *maps): raise TypeError('a `WeightedOrder` cannot be sliced or composed')
 

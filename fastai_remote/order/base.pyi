@@ -3,24 +3,18 @@ from typing import Any
 __all__: Any
 import numpy as np
 
-def _apply(mapping, x):
-    ...
-
 def _check_positions(x, low, n):
     ...
 
 class Order:
     positions: Any
     maps: Any
+    chunk_size: Any
 
     def __init__(self, positions: range | int, *maps):
         ...
 
     def __len__(self):
-        ...
-
-    @property
-    def chunk_size(self) -> int:
         ...
 
     def _like(self, positions, *maps):

@@ -55,9 +55,6 @@ class ShardPermutation(_OfShards, PositionMap):
     def group_at(self, worker: int, given: int) -> int:
         ...
 
-def sizes_of(starts: np.ndarray, a: int, b: int) -> np.ndarray:
-    ...
-
 def _steps(sizes, hashes):
     ...
 

@@ -25,7 +25,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import fastai_remote.block   # adds `from_redis` and `from_shards` to `DataLoaders`
-from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
+from fastai_remote.codec.pixels import JpegSource, jpeg_header, PixelPlan
 
 BS,WORKERS,SIZE = 64,2,224
 
@@ -65,7 +65,7 @@ def fast(
     x,y,crop_width,crop_height = crop(width, height)
     region = (x,y,x+crop_width,y+crop_height)
     source = JpegSource(jpeg, (width,height), 3)
-    return torch.from_numpy(read_pixels(source, region, (size,size), orientation=(False,flip,False)))
+    return torch.from_numpy(PixelPlan(source, region, (size,size), orientation=(False,flip,False)).pixels())
 
 class Work:
     "What a loader without fastai does with the bytes of a JPEG: decode, crop, resize, flip"
