@@ -9,9 +9,16 @@ from in_memory import in_memory
 from fastai_remote import *
 from fastai_remote.codec.boxes import as_boxes, as_sized_boxes
 from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of, KINDS
+from fastai_remote.load.targets import ShownArray
 from fastai_remote.ingest.stores import MemoryStore
 
 N,CODES,SHAPES = 20,['ground','disc','square'],['disc','square']
+
+def test_an_array_is_shown_as_a_curve_a_picture_or_a_title(capsys):
+    assert ShownArray(torch.arange(4.)).show().lines[0].get_ydata().tolist()==[0,1,2,3]
+    assert ShownArray(torch.zeros(2, 3)).show().images[0].get_array().shape==(2,3)
+    ShownArray(torch.ones(1, 2, 3)).show()
+    assert 'array of 1 x 2 x 3, mean 1' in capsys.readouterr().out
 
 def sample(i):
     "A picture with up to three shapes on noise, and everything that is known of it"

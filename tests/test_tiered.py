@@ -129,6 +129,10 @@ def test_what_is_damaged_in_redis_is_right_all_the_same_and_put_right(fresh, sto
     c.lpush(key(7), 'a list')
     assert store.get_many(range(3, 8), 'txt')['txt']==[text(i) for i in range(3, 8)]   # without check=True too
     assert is_flushed(store) and [c.get(key(i)) for i in range(3, 8)]==[text(i) for i in range(3, 8)]
+    c.set(key(3), b'nonsense')
+    [(what,reason)] = store.check_rest()
+    assert what==key(3) and 'in Redis: its 8 bytes do not match their checksum' in reason
+    assert is_flushed(store) and c.get(key(3))==text(3)
 
 def test_what_is_damaged_in_the_shards_is_named_and_does_not_get_into_redis(fresh):
     below = MemoryStore({'txt':[text(i) for i in range(9)]}, 'd')
