@@ -557,11 +557,11 @@ def test_what_a_version_does_not_need_stays_until_the_next_one_or_until_it_is_cl
 
 def test_a_file_that_a_version_does_not_need_stays_until_the_next_one_or_until_it_is_cleaned(folders):
     store,stored = folders.write(),lambda: {name.rpartition('/')[2] for name in folders.contents()}
-    tables = lambda: {name for name in stored() if '.gaps-' in name}
+    tables = lambda: {name for name in stored() if '.runs-' in name}
     store = store.edit(drop=range(7))   # all samples of a shard
     assert 'shard-000000.tar' in stored() and 'shard-000000.tar.fastai_remote' in stored()
     store = store.edit(drop=[3])
-    assert 'shard-000000.tar' not in stored() and len(tables())==1
+    assert 'shard-000000.tar' not in stored() and len(tables())==2
     store = store.edit(drop=[4])
     assert len(tables())==2
     store.clean()

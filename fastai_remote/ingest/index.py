@@ -399,10 +399,10 @@ class _KnownShards:
         where,dataset = self.url,self.dataset
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
-        self.table = ShardTable.unpack(dataset.shards)
-        if dataset.gaps or dataset.added:
+        if dataset.parts:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
                               'was changed')
+        self.table = ShardTable.unpack(dataset.shards)
         self.positions = {self.table.name(shard):shard for shard in range(len(self.table))}
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)

@@ -128,7 +128,7 @@ class ShardWriter(Writer):
         table.add(dict(shards=self.shards))
         shards = table.table().pack()
         return NewPart(ShardManifest(part.name, part.n, part.fields, vocab=part.vocab, nbytes=part.nbytes,
-                                     counts=part.counts, shards=shards), new.numbers)
+                                     counts=part.counts, prefix=self.plan['part'], shards=shards), new.numbers)
 
     def opener(self):
         return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.plan,
@@ -285,8 +285,9 @@ class ShardWriter(Writer):
         Raises `ChunksLost` if chunks have no record, and `StoreBusy`."""
         plan,table = self.plan,_TableOfRows()
         totals = self.totals(table.add)
-        manifest = ShardManifest(self.name, 0, {}, generation=plan['generation'], prefix=plan['prefix'],
-                                 failures_version=0 if plan['prefix'] else self.index_version)
+        prefix = plan.get('part', plan['prefix'])
+        manifest = ShardManifest(self.name, 0, {}, generation=plan['generation'], prefix=prefix,
+                                 failures_version=0 if prefix else self.index_version)
         totals.describe(manifest)
         shards = table.table()
         manifest.shards = shards.pack()
