@@ -156,7 +156,7 @@ class RedisWriter(Writer):
 
     def failures(self):
         "What could not be converted, as an iterator of `(sample, reason)`, both `str`; raises `CorruptSample`"
-        return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
+        return read_failures(self.link, self.layout, self.name, f' ({self.place.how_to_abandon} drops what is there)')
 
     # --- Free memory
 
@@ -204,7 +204,8 @@ class RedisWriter(Writer):
         plan,run = self.plan,self.server_run()
         totals = self.totals()
         gaps = totals.gaps()
-        self._rewrite_lost_chunks(gaps.gaps(), run)
+        lost = self._lost_values(plan['n'], gaps.gaps())
+        self._write_again({chunk for some in lost for chunk in np.unique(some//plan['chunk']).tolist()}, run)
         self._remove_under(gaps.gaps(), run)
         manifest = Manifest(self.name, 0, {}, prefix=plan['prefix'], tags=plan['tags'], uid=uuid.uuid4().hex)
         totals.describe(manifest, self.known_labels)
@@ -220,21 +221,15 @@ class RedisWriter(Writer):
         for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
             vocab = manifest.vocab.get(field)
             counts,unknown = labels.encode(field, manifest.fields[field]['dtype'], vocab)
-            self._write_again(np.unique(unknown//self.plan['chunk']).tolist(), run)
+            self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
             if vocab is not None: manifest.counts[field] = counts.tolist()
 
-    def _rewrite_lost_chunks(self, gaps, run):
-        """Removes the records of chunks of which values are lost, if there are any, and raises `ChunksLost`
-
-        `gaps` are the places without a sample, ascending. The next run writes these chunks again."""
-        lost = self._lost_values(self.plan['n'], gaps)
-        chunks = {chunk for some in lost for chunk in np.unique(some//self.plan['chunk']).tolist()}
-        self._write_again(sorted(chunks), run)
-
     def _write_again(self, chunks, run):
-        "Removes the records of `chunks`, of which values are lost, and raises `ChunksLost`; not if there are none"
+        """Removes the records of a set of chunks of which values are lost, and raises `ChunksLost`; not if it is empty
+
+        The next run writes these chunks again."""
         if not chunks: return
-        self._forget_chunks(chunks, run)
+        self._forget_chunks(sorted(chunks), run)
         who = 'a node of the cluster' if self.plan['tags'] else 'the server'
         raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
                      'repeat the same call to write these chunks again')
@@ -244,8 +239,8 @@ class RedisWriter(Writer):
 
         It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and
         has dropped keys."""
-        def count_evicted(client): return client.info('stats').get('evicted_keys', 0)
-        if not self.plan['tags'] and not self.link.call(count_evicted): return iter(())
+        has_all = not self.plan['tags'] and not self.link.call(lambda c: c.info('stats').get('evicted_keys', 0))
+        if has_all: return iter(())
         return lost_of_range(self.link, self.layout, self.plan['fields'], n, gaps)
 
     # --- Gaps
