@@ -530,7 +530,7 @@ def _check_recorded(writer, source):
     `source` is the `Storage` of the shards. Their sizes are a part of the signature of the ingest already."""
     for _,record in writer.records():
         for name,_,_,crc,*_ in record['shards']:
-            advice = f'{writer.how_to_abandon()} drops what an interrupted run has indexed'
+            advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
             _check_unchanged(source, name, record.get('stamp'), crc, advice)
 
 def _check_not_ours(source):

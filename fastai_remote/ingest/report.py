@@ -139,4 +139,4 @@ class FailureLimit:
         raise IngestError(f"{writer.name}: {report.failed:,} of {seen:,} samples {f'(of {n:,}) ' if n>seen else ''}"
                           f'could not be converted; {allowed:,} may (max_failed={limit}). Nothing of it is visible, '
                           'and what is written is kept: repeat the same call with a higher max_failed= to go on, or, '
-                          f'to begin anew when the source is mended, {writer.how_to_abandon()}\n  {causes}')
+                          f'to begin anew when the source is mended, {writer.place.how_to_abandon}\n  {causes}')

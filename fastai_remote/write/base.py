@@ -131,12 +131,8 @@ class Place:
 
     All methods raise `StoreUnavailable` if the place cannot be reached; all that write raise `StoreBusy` without the
     lock."""
-    name:str = '' # Name of the dataset
-
-    @property
-    def url(self)->str:
-        "Where the dataset is written, without secrets"
-        raise NotImplementedError
+    name:str # Name of the dataset
+    url:str # Where the dataset is written, without secrets
 
     @property
     def how_to_abandon(self)->str:
@@ -473,17 +469,9 @@ class Writer:
 
         By default, no value is refused."""
 
-    def progress(self)->str:
-        "Returns how far an unfinished ingest is, for a message; as `Place.progress`"
-        return self.place.progress()
-
-    def how_to_abandon(self)->str:
-        "Returns the call that drops an unfinished ingest, for a message"
-        return self.place.how_to_abandon
-
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
-        return 'overwrite=True' if self.change is None else self.how_to_abandon()
+        return 'overwrite=True' if self.change is None else self.place.how_to_abandon
 
 # --- New versions
 
@@ -546,11 +534,9 @@ class MemoryPlace(Place):
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
-        self.name = check_name(name)
+        self.name,self.url = check_name(name),f'memory:{name}'
         self.lock,self.store,self.ingest = threading.Lock(),None,None
 
-    @property
-    def url(self)->str: return f'memory:{self.name}'
     def take(self):
         if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
 
