@@ -311,8 +311,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/ingest/report.py'),
                                              'fastai_remote.ingest.report.IngestReport': ( 'ingest/report.html#ingestreport',
                                                                                            'fastai_remote/ingest/report.py'),
-                                             'fastai_remote.ingest.report.IngestReport.__post_init__': ( 'ingest/report.html#ingestreport.__post_init__',
-                                                                                                         'fastai_remote/ingest/report.py'),
                                              'fastai_remote.ingest.report.IngestReport.__repr__': ( 'ingest/report.html#ingestreport.__repr__',
                                                                                                     'fastai_remote/ingest/report.py'),
                                              'fastai_remote.ingest.report.IngestReport._rate': ( 'ingest/report.html#ingestreport._rate',

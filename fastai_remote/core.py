@@ -270,11 +270,9 @@ class Manifest:
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
     format:int = 1 # Version of the format
-
-    def __post_init__(self):
-        # The first bytes of the JSON that this manifest was read from, which no other version has; empty if it was not
-        # read. Comparing them is enough to check that the dataset is still the one that was opened.
-        self.head = b''
+    # Not stored: the first bytes of the JSON that this manifest was read from, which no other version has; empty if it
+    # was not read. Comparing them is enough to check that the dataset is still the one that was opened.
+    head = b''
 
     def to_json(self)->bytes:
         "The manifest as JSON, with a checksum; raises `StoreError` if it is larger than readers accept"

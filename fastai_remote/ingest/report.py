@@ -38,7 +38,7 @@ class IngestReport:
     failures:list = field(default_factory=list) # `(sample, reason)` of the first 100; `store.failures()` has all
     notes:dict = field(default_factory=dict) # `{what was changed: how many samples}`; 0 means all of them
 
-    def __post_init__(self): self.open_store = None # Called without arguments, opens the dataset; the caller sets it
+    open_store = None # Called without arguments, opens the dataset; the caller sets it
 
     @property
     def store(self)->Store:
