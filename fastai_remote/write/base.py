@@ -7,7 +7,7 @@ Docs: page `write/base`"""
 # are empty, and the labels have no common codes yet. This module has the interface of writers, and what a commit
 # needs. Nothing here depends on a server.
 
-import hashlib, os, re, socket, threading
+import os, re, socket, threading
 from contextlib import contextmanager, suppress
 from typing import TypedDict
 
@@ -25,13 +25,6 @@ from .totals import Totals
 # field is called *staged*. The commit sorts the labels of all records, which are the vocabulary, and replaces each hash
 # by the position of its label, in the narrowest integer type that holds all positions. The result does not depend on
 # which worker was faster, and what only samples have that failed in the end is no label.
-
-def label_hash(
-    labels:list # Labels, `str`
-)->np.ndarray: # `int64`, shape `(len(labels),)`
-    "Returns a 64-bit hash of each label (BLAKE2b)"
-    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
-    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
 
 # --- Names
 
@@ -238,7 +231,6 @@ class Writer:
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
     place:Place = None # Where the dataset appears
     plan:Plan = None # Set by `begin`
-    takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
     base:Store = None # The version that is there, if this writes a new version of it
@@ -334,8 +326,7 @@ class Writer:
     ):
         """Writes samples; it is safe to repeat the call
 
-        `columns` also has a column `FIELD.crc` of checksums for each field of bytes, and `__key__` if `takes_keys`. If
-        `takes_label_hashes`, the column of a staged field is called `FIELD~`, and is an `int64` array."""
+        `columns` also has a column `FIELD.crc` of checksums for each field of bytes, and `__key__` if `takes_keys`."""
         raise NotImplementedError
 
     def done(self,

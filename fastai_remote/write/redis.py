@@ -19,7 +19,7 @@ from ..store.redis import read_failures
 from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
 from .base import chunk_count, ChunksLost, ServerRestarted, Writer
-from .redis_labels import RedisLabels
+from .redis_labels import label_hash, RedisLabels
 from .redis_lost import lost_of_range
 from .redis_place import RedisPlace
 from .redis_state import packed_writes, parse_record
@@ -34,7 +34,6 @@ from .revision import Change, NewPart
 
 class RedisWriter(Writer):
     "Writes a dataset to Redis: call `begin`, then `put` and `done` from any process, then `commit` and `close`"
-    takes_label_hashes = True
 
     def __init__(self,
         link:RedisLink, # The server
@@ -86,7 +85,7 @@ class RedisWriter(Writer):
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
-        columns:dict, # `{field: list of bytes, or array}`, each of length n; staged values are in column `FIELD~`
+        columns:dict, # `{field: list of bytes or labels, or array}`, each of length n
         run:str=None # The `server_run` that must still be the current one; default: any
     ):
         """Writes samples, on a single server in one transaction while the lock is held
@@ -95,14 +94,15 @@ class RedisWriter(Writer):
         if not len(numbers): return
         layout,fields,commands = self.layout,self.plan['fields'],[]
         for field,values in columns.items():
+            spec = fields.get(field, {})
+            if spec.get('staged'): field,values = f'{field}~',label_hash(values) if spec['text'] else values
             if isinstance(values, list):
                 values_of = {}   # `{hash tag: [key, value, …]}`; on a single server there is one
                 for key,value in zip(layout.values(field, numbers.tolist()), values):
                     values_of.setdefault(key[:key.find('}')] if self.plan['tags'] else '', []).extend((key, value))
                 commands += [('MSET', *pairs) for pairs in values_of.values()]
             else:
-                check = fields.get(field.removesuffix('~'), {}).get('check')
-                commands += packed_writes(layout, field, values.dtype, numbers, values, check)
+                commands += packed_writes(layout, field, values.dtype, numbers, values, spec.get('check'))
         self.place.lock.write(commands, run)
 
     def write_part(self, new, run):
@@ -131,8 +131,7 @@ class RedisWriter(Writer):
         def is_first(p):
             if not p.exists(keys.plan): raise lock.lost()   # the ingest has ended
             return not p.exists(key)
-        if not lock.transaction_if(keys.lock, lock.token, queue, run, watch=(key, keys.plan), when=is_first):
-            raise lock.lost()
+        lock.transaction(queue, run, watch=(key, keys.plan), when=is_first)
 
     def _forget_chunks(self, chunks, run=None):
         "Removes the records of `chunks`, so that they are written again"

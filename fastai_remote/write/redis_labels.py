@@ -6,14 +6,22 @@ Docs: page `write/redis_labels`"""
 # integers 3 and 7 are two classes, not eight. More than 2²⁰ distinct integers are not treated as classes; they are
 # stored as numbers. If `vocab=` or the source names the classes, integers are codes of these names.
 
+import hashlib
+
 import numpy as np
 
 from ..core import CorruptSample, packed_crcs, StoreError
 from ..runs import GapTable
 from ..store.redis_layout import element_size, key_layout, KEY_BITS, packed_reads, unpack_replies
-from .base import label_hash
 from .redis_place import RedisPlace
 from .redis_state import packed_writes
+
+def label_hash(
+    labels:list # Labels, `str`
+)->np.ndarray: # `int64`, shape `(len(labels),)`
+    "Returns a 64-bit hash of each label (BLAKE2b), as which it is staged"
+    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
+    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
 
 class RedisLabels:
     "Gives the labels of a dataset their codes, when its ingest is committed"

@@ -232,7 +232,7 @@ class RedisPlace(Place):
     def publish(self,
         manifest:Manifest, # Of the new version, with a new `uid`
         tables:dict, # `{key: bytes}` to store with it
-        run:str=None, # The server that must still run, as in `RedisLock.transaction_if`
+        run:str=None, # The server that must still run, as in `RedisLock.transaction`
         version=None # As in `Place.publish`
     )->Manifest:
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
