@@ -22,7 +22,7 @@ class RedisVersion(NewVersion):
         self.manifest.uid = uuid.uuid4().hex
         # Keys that only the version before uses, and those that nobody uses any more, as `value_keys` returns them
         self.before,self.dropped = [],[]
-        self.link,self._mean_bytes = store.link,{}
+        self._mean_bytes = {}
 
     def mean_bytes(self,
         field:str, # A variable-width field
@@ -32,17 +32,11 @@ class RedisVersion(NewVersion):
 
         Further calls for the same field return the same number."""
         if field not in self._mean_bytes:
-            table = self.columns[field]
-            numbers = np.unique(np.linspace(0, table.n-1, n).astype(np.int64))
-            parts = self.store.parts
-            keys = [key for part,_,inside in table.groups(numbers)
-                    for key in parts[part].layout.values(field, self._places(part, inside).tolist())]
-            self._mean_bytes[field] = sum(self.link.send([('STRLEN', key) for key in keys]))/len(keys)
+            numbers = np.unique(np.linspace(0, len(self.store)-1, n).astype(np.int64))
+            keys = [key for part,_,places in self.store.groups(numbers, field)
+                    for key in part.layout.values(field, places.tolist())]
+            self._mean_bytes[field] = sum(self.store.link.send([('STRLEN', key) for key in keys]))/len(keys)
         return self._mean_bytes[field]
-
-    def _places(self, part, numbers):
-        "The places of samples in part number `part` of the version before, int64"
-        return self.store.places_in(self.store.parts[part], numbers)
 
     def free(self,
         numbers:np.ndarray, # Sample numbers of the version before, ascending
@@ -54,8 +48,8 @@ class RedisVersion(NewVersion):
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
             self.subtract_bytes(round(self.mean_bytes(field)*len(numbers)))
-            for part,_,inside in self.columns[field].groups(numbers):
-                self._free_values(self.store.parts[part].layout, field, np.sort(self._places(part, inside)))
+            for part,_,places in self.store.groups(numbers, field):
+                self._free_values(part.layout, field, np.sort(places))
 
     def _free_values(self, layout, field, numbers):
         """Adds the keys of `field` at the places `numbers` of a part, ascending and not empty, to `before`
@@ -72,7 +66,7 @@ class RedisVersion(NewVersion):
 
     def forget(self, fields):
         for field in fields:
-            n,dtype = self.columns[field].n,self.fields[field]['dtype']
+            n,dtype = len(self.store),self.fields[field]['dtype']
             if dtype is None: self.subtract_bytes(round(self.mean_bytes(field)*n))
             elif not field.endswith('.crc'): self.subtract_bytes(n*np.dtype(dtype).itemsize)
         for part in self.store.parts:
