@@ -404,6 +404,7 @@ INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in
 INDEX_FOLDER = '.fastai_remote'
 
 TABLE_FILE = re.compile(r'\.runs-\d+') # Names of files that say where the samples of a changed dataset are
+FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json', re.ASCII) # Group 1 is the generation
 ADDED = '.part-' # How the names of shards in this folder begin, and the `prefix` of their parts
 
 def index_name(
@@ -563,31 +564,26 @@ def pack_labels(
 @dataclasses.dataclass
 class ShardManifest(Manifest):
     "A `Manifest` of a dataset in shards: with the table of shards, also in each entry of `parts`"
-    _optional = *Manifest._optional,'before','failures_version'
-    _of_part = *Manifest._of_part,'shards'
+    _optional = *Manifest._optional,'before'
+    _of_part = *Manifest._of_part,'shards','failures','failures_crc'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`; empty if there are `parts`
     base:str = '' # Folder of the shards, if it is not that of the manifest
-    failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none
-    failures_version:int = 0 # Of an index of others' shards: as `first` of `ShardTable`, for the file of failures
+    failures:str = '' # Name of the file that lists what could not be converted; '' if there is none
+    failures_crc:int = 0 # Its checksum
     # Names of shards and files that only the version before needs: they stay until the next one is published
     before:list = dataclasses.field(default_factory=list)
 
     @classmethod
     def _check(cls, d, where):
         super()._check(d, where)
-        bad = [k for k,part in enumerate(d.get('parts', ())) if not isinstance(part.get('shards'), dict)]
+        parts,kinds = d.get('parts', []),dict(shards=dict, failures=str, failures_crc=int)
+        bad = [k for k,part in enumerate(parts) if any(type(part.get(name)) is not kinds[name] for name in kinds)]
         if bad: raise UnsupportedFormat(f'{where}: damaged: part {bad[0]}')
+        bad = [name for part in (d, *parts) if (name := part.get('failures')) and not FAILURES_FILE.fullmatch(name)]
+        if bad: raise UnsupportedFormat(f'{where}: damaged: failures {bad[0]!r:.60}')
         key = d['runs'].get('key') if d.get('runs') else '.runs-1'
         if not TABLE_FILE.fullmatch(key): raise UnsupportedFormat(f'{where}: damaged: runs {key!r:.60}')
-        version = d.get('failures_version', 0)
-        if type(version) is not int: raise UnsupportedFormat(f'{where}: damaged: failures_version {version!r:.60}')
         before = d.get('before', [])
         if not isinstance(before, list) or any(type(name) is not str for name in before):
             raise UnsupportedFormat(f'{where}: damaged: before {before!r:.60}')
-
-    @property
-    def failures(self)->str:
-        "Name of the file that lists what could not be converted"
-        version = self.failures_version or ''
-        return f"{self.prefix or f'index{version}'}-failures.json"

@@ -10,6 +10,7 @@ __all__ = ['ShardReader']
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
 import os, re
 from collections import deque
+from itertools import chain
 
 import numpy as np
 from fastcore.basics import patch
@@ -68,14 +69,18 @@ def _why_not_found(storage, error):
 _MAX_SHARDS = 1<<22   # of all parts together
 
 def _unpacked_tables(manifest, where):
-    "The `ShardTable` of each part of a `ShardManifest`, whose `shards` are emptied; raises `UnsupportedFormat`"
-    tables = []
+    """The `ShardTable` of each part of a `ShardManifest`; raises `UnsupportedFormat`
+
+    Its `shards` are emptied, except for parts with values that were added or changed, which are small."""
+    tables,n_shards = [],0
     for number,part in enumerate(manifest.part_entries()):
         try:
-            table = ShardTable.unpack(part['shards'], empties=True)
-            part['shards'].clear()   # the rest is what this version does not know
+            is_added = part['prefix'].startswith(ADDED)
+            table = ShardTable.unpack(part['shards'], empties=not is_added)
+            if not is_added: part['shards'].clear()   # the rest is what this version does not know
             if table.starts[-1]!=part['n']: raise ValueError(f"{part['n']:,} samples, {table.starts[-1]:,} in shards")
-            if sum(map(len, [*tables, table]))>_MAX_SHARDS: raise ValueError(f'more than {_MAX_SHARDS:,} shards')
+            n_shards += len(table)
+            if n_shards>_MAX_SHARDS: raise ValueError(f'more than {_MAX_SHARDS:,} shards')
         except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards of part {number}: {e}') from None
         tables.append(table)
@@ -185,13 +190,17 @@ def _added_numbers(store):
     return [number for number,part in enumerate(store.manifest.part_entries())
             if part['prefix'].startswith(ADDED) and part['fields']]
 
+@patch(as_prop=True)
+def opened(self:ShardReader)->dict: # `{number: ShardPart}`
+    "The parts that this process has opened"
+    if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
+    return self._opened[1]
+
 @patch
 def part(self:ShardReader, number):
     "As in `StoredDataset`; each process has its own"
-    if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
-    parts = self._opened[1]
-    if number in parts: return parts[number]
-    return parts.setdefault(number, ShardPart(self, self.tables[number], number in _added_numbers(self)))
+    if number in self.opened: return self.opened[number]
+    return self.opened.setdefault(number, ShardPart(self, self.tables[number], number in _added_numbers(self)))
 
 # %% ../../nbs/store/18_shards.ipynb #65f08b71
 @patch
@@ -225,7 +234,7 @@ def shard_url(self:ShardReader,
 @patch
 def new_epoch(self:ShardReader):
     "As in `Store`: indices are read again, and compared with their checksums, when they are needed"
-    for part in list(self._opened[1].values()): part.new_epoch()
+    for part in list(self.opened.values()): part.new_epoch()
 
 @patch
 def check_rest(self:ShardReader):
@@ -235,8 +244,9 @@ def check_rest(self:ShardReader):
     are removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the
     dataset was replaced."""
     yield from StoredDataset.check_rest(self)
-    try: deque(self.failures(), 0)
-    except CorruptSample as e: yield self.manifest.failures,str(e)
+    for part in self.manifest.part_entries():
+        try: deque(_failures_of(self, part), 0)
+        except CorruptSample as e: yield part['failures'],str(e)
     yield from check_labels(self)
     for number in range(len(self.tables)): yield from damaged_parts(self.part(number))
 
@@ -291,7 +301,7 @@ def prefetch(self:ShardReader,
     Shards with other fields of the same samples are fetched, too."""
     if self.cache is None: return
     if not self.manifest.runs: return self.part(0).whole_shards.prefetch(shards, wait)
-    wanted,starts = {part:[] for part in self._opened[1].values()},self.shards.starts
+    wanted,starts = {part:[] for part in list(self.opened.values())},self.shards.starts
     numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*starts[k:k+2].tolist()) for k in shards)])
     one_field = {column:field for field,column in self.manifest.runs['columns'].items()}   # of each table of runs
     for field in {**one_field, 0:None}.values():
@@ -365,19 +375,22 @@ def wids_index(self:ShardReader,
     return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
 
 # %% ../../nbs/store/18_shards.ipynb #16bea615
-@patch
-def failures(self:ShardReader):
-    "As in `Store`; raises `CorruptSample`"
-    expected,name = self.manifest.failures_crc,self.manifest.failures
-    if expected<0 and not self.manifest.failed: return
-    what = f'{self.name}: {name}, which says what was left out'
-    try: content = self.storage.read(f'{INDEX_FOLDER}/{name}')
+def _failures_of(store, part):
+    "Yields the failures of a part, by its entry in the manifest; raises `CorruptSample`"
+    if not part['failures']: return
+    what = f"{store.name}: {part['failures']}, which says what was left out"
+    try: content = store.storage.read(f"{INDEX_FOLDER}/{part['failures']}")
     except FileNotFoundError: raise CorruptSample(f'{what}: it is not there; samples are not affected') from None
-    if expected>=0 and crc32(content)!=expected:
+    if crc32(content)!=part['failures_crc']:
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')
     for line in content.splitlines():
         try: sample,reason = parse_json(line)
         except (ValueError,TypeError):
-            raise CorruptSample(f'{self.name}: {name}: {line[:60]!r} is no failure, or a damaged one') from None
+            raise CorruptSample(f'{what}: {line[:60]!r} is no failure, or a damaged one') from None
         yield sample,reason
+
+@patch
+def failures(self:ShardReader):
+    "As in `Store`; raises `CorruptSample`"
+    return chain.from_iterable(_failures_of(self, part) for part in self.manifest.part_entries())

@@ -62,7 +62,7 @@ class Append(Change):
 
     def apply(self, version, parts):
         (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
-        number = version.add_part(part, has_samples=True)
+        number = version.add_part(part)
         for split,first,count,at,span in _grown_splits(store, part):
             if count: version.insert(at, number, first, count)
             if split: splits[split] = span
@@ -158,8 +158,7 @@ class NewVersion:
         self.columns = {'':tables[0], **{field:tables[number[field]] for field in self.fields}}
 
     def add_part(self,
-        part:Manifest, # What was written
-        has_samples:bool=False # Are these more samples? Else values of samples that are there
+        part:Manifest # What was written
     )->int: # Its number in tables of runs
         """Adds a part: its bytes, failures, and labels; types of fields become such that they have its values
 

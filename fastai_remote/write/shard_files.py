@@ -19,7 +19,7 @@ import re, uuid
 import numpy as np
 
 from ..core import MAX_MANIFEST, parse_json
-from ..store.shard_index import ADDED, INDEX_SUFFIX, index_name, LABELS_KIND, TABLE_FILE
+from ..store.shard_index import ADDED, FAILURES_FILE, INDEX_SUFFIX, index_name, LABELS_KIND, TABLE_FILE
 from ..store.shard_index import ShardManifest, ShardTable
 from ..store.storage import Storage
 
@@ -28,7 +28,6 @@ PLAN_FILE = '.ingest/plan.json'
 SHARD_FILE = re.compile(r'shard(\d*)-(?:[A-Za-z]\w*-)?\d{6,}(?:-\d+)?\.tar$', re.ASCII)
 # Names of our shards in our own folder, with values that were added or changed; group 1 is the generation
 _ADDED_FILE = re.compile(r'\.part-(\d+)-[0-9a-f]{8}-[\w-]*\.tar$', re.ASCII)
-FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json$', re.ASCII)
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.tar|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
                        r'manifest\.json|labels\.json|\.runs-\d+|\.part-[\w-]*\.tar)\.\d+\.part$', re.ASCII)
@@ -49,7 +48,7 @@ def generation_of(
 )->int:
     "Returns the generation in the name of a shard, its index, or a list of failures; `None` for other names"
     shard = name.removesuffix(INDEX_SUFFIX)
-    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.match(name)
+    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.fullmatch(name)
     return int(found[1] or 1) if found else None
 
 def added_prefix(
@@ -115,13 +114,14 @@ def is_own_file(
 )->bool:
     "Is it an index of a shard, a shard of added values, a list of failures, or a table of runs?"
     if name.endswith(INDEX_SUFFIX) or is_added_file(name): return True
-    return bool(FAILURES_FILE.match(name) or TABLE_FILE.fullmatch(name))
+    return bool(FAILURES_FILE.fullmatch(name) or TABLE_FILE.fullmatch(name))
 
 def files_of(
     manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards
 )->set:
     "Returns the names of everything that a dataset may need: shards, also of others, and what is in our own folder"
-    tables = [ShardTable.unpack(part['shards']) for part in manifest.part_entries()]
+    parts = manifest.part_entries()
+    tables = [ShardTable.unpack(part['shards']) for part in parts]
     shards = {name for table in tables for shard in np.flatnonzero(table.idx).tolist()
               for name in (table.name(shard), table.index_name(shard))}
-    return shards|{manifest.failures}|({manifest.runs['key']} if manifest.runs else set())
+    return shards|{part['failures'] for part in parts}|({manifest.runs['key']} if manifest.runs else set())

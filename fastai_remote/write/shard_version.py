@@ -32,13 +32,12 @@ class ShardVersion(NewVersion):
     @property
     def tables_key(self): return f'.runs-{self.manifest.generation}'
 
-    def add_part(self, part, has_samples=False):
+    def add_part(self, part):
         number = super().add_part(part)
         self.tables.append(ShardTable.unpack(part.shards))
         for field in self.counts.keys()&part.fields.keys(): self.counts[field] += part.fields[field].get('n', part.n)
         for field,spec in part.fields.items():
             if spec['codec']=='cls': self._widen(field, part.vocab.get(field, ()))
-        if has_samples: self.manifest.prefix,self.manifest.failures_crc = part.prefix,part.failures_crc
         return number
 
     def _widen(self, field, labels):
@@ -75,9 +74,8 @@ class ShardVersion(NewVersion):
         is_unused[used] = False
         ends = np.cumsum(list(map(len, self.tables)))[:-1]
         for part,table,unused in zip(self.parts, self.tables, np.split(is_unused, ends)):
-            if not part['prefix'].startswith(ADDED): table = table.freed(unused)
-            elif not part['fields']: table = table.freed(np.ones(len(table), bool))
-            part['shards'] = table.pack()
+            is_added = part['prefix'].startswith(ADDED)
+            if not is_added or not part['fields']: part['shards'] = table.freed(unused|is_added).pack()
 
 def _value_bytes(store, field, numbers):
     """Returns how many bytes the values of a variable-width field of samples `numbers`, an array, have together
