@@ -2,11 +2,11 @@
 
 Docs: page `store/shard_part`"""
 
-# Shards are never changed. `store.add_fields` computes embeddings, texts or images of another size, and `store.edit`
-# replaces a few of them: the new values go into more shards, in a folder such as `.fastai_remote/.overlay-2-0`, which
-# are another part of the dataset. A table of runs says for each field which part has the values of which samples. A
-# sample that is dropped later leaves the tables, so a part never has to be written again. Numbers and labels of such a
-# part are only in its indices, as no other tool reads its tars.
+# Shards are never changed. `store.append` writes more of them, which are another part of the dataset.
+# `store.add_fields` computes embeddings, texts or images of another size, and `store.edit` replaces a few of them: the
+# new values are parts, too, whose shards are in the folder `.fastai_remote`. Numbers and labels of these are only in
+# their indices, as no other tool reads their tars. A table of runs says for each field which part has the values of
+# which samples. A sample that is dropped leaves the tables, so a part never has to be written again.
 #
 # Values of fixed-width fields are in the index of the shard. Values of variable-width fields are read from the shard's
 # file, if it is on this machine or in the cache, or by ranges over the network.
