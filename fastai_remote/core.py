@@ -220,7 +220,7 @@ def are_runs(d):
     runs = d.get('runs', {})
     lengths,columns = runs.get('lengths'),runs.get('columns')
     if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False
-    if not _is_list(lengths, int) or any(not 0<=n<=1<<20 for n in lengths): return False
+    if not lengths or not _is_list(lengths, int) or any(not 0<=n<=1<<20 for n in lengths): return False
     if not isinstance(columns, dict): return False
     return all(type(columns.get(field)) is int and 0<=columns[field]<len(lengths) for field in d['fields'])
 
@@ -240,6 +240,7 @@ class Manifest:
     newest_format = 1 # The newest format; the manifest of another kind of store can have a number of its own
     # Attributes that are only written if they are not empty
     _optional = 'tags','gaps','parts','runs','appended','earlier'
+    _of_part = 'prefix','tags','n','fields','failed','gaps' # Attributes that an entry of `parts` has, too
 
     name:str # Name of the dataset
     n:int # Number of samples; they are numbered from 0 to n-1
@@ -257,11 +258,11 @@ class Manifest:
     # Of a dataset in Redis of which samples have failed: `{'places': with and without a sample, 'runs': of the table of
     # gaps, 'crc'}`
     gaps:dict = field(default_factory=dict)
-    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed', 'gaps'}` of
-    # each part
+    # Of a dataset that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed', 'gaps'}` of each part
     parts:list = field(default_factory=list)
     # Where the samples of such a dataset are: `{'key', 'lengths': number of runs of each table, 'crc',
-    # 'columns': {field: number of its table}}`
+    # 'columns': {field: number of its table}}`. Table 0 has the order of the samples: it changes only if some are added
+    # or dropped
     runs:dict = field(default_factory=dict)
     appended:list = field(default_factory=list) # Texts that identify the sources that were appended
     earlier:list = field(default_factory=list) # `uid` of the versions that this one was made from, the latest last
@@ -269,11 +270,9 @@ class Manifest:
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
     format:int = 1 # Version of the format
-
-    def __post_init__(self):
-        # The first bytes of the JSON that this manifest was read from, which no other version has; empty if it was not
-        # read. Comparing them is enough to check that the dataset is still the one that was opened.
-        self.head = b''
+    # Not stored: the first bytes of the JSON that this manifest was read from, which no other version has; empty if it
+    # was not read. Comparing them is enough to check that the dataset is still the one that was opened.
+    head = b''
 
     def to_json(self)->bytes:
         "The manifest as JSON, with a checksum; raises `StoreError` if it is larger than readers accept"
@@ -340,13 +339,17 @@ class Manifest:
             bad += [f'fields {field!r}' for field in sums if fields[field].get('dtype')!='u4']
             bad += [f'counts {field!r}' for field in content.get('counts', {}) if field not in content.get('vocab', {})]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
-            if content.get('parts') and not are_runs(content): bad += ['runs']
+            if (content.get('parts') or content.get('runs')) and not are_runs(content): bad += ['runs']
             if not _are_gaps(content.get('gaps', {}), content['n']): bad += ['gaps']
         if not bad:
             n,splits = content['n'],content.get('splits', {})
             bad = [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]
         if bad or not 0<=content['n']<1<<62:
             raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
+
+    def part_entries(self)->list: # Of dicts
+        "The entry of each part, as in `parts`; of a dataset that was never changed, what describes its only part"
+        return self.parts or [{name:getattr(self, name) for name in self._of_part}]
 
     def stamp(self):
         "Set `created` to the current time, and return the manifest"

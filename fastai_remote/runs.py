@@ -193,22 +193,7 @@ class GapTable:
         self._firsts = (starts-before[:-1]).astype(kind) # The number of the first sample behind each run
         self._before = before.astype(kind) # Places without a sample before each run, and in all
 
-    @classmethod
-    def of(cls,
-        places:np.ndarray, # Places without a sample, ascending, without repetitions
-        n_places:int # As in `GapTable`
-    ):
-        "The table of these places; raises `TooManyRuns`"
-        is_first = np.diff(places, prepend=-2)!=1
-        starts = np.flatnonzero(is_first)
-        return cls(places[starts], np.diff(starts, append=len(places)), n_places)
-
     def __len__(self): return len(self._firsts)
-
-    @property
-    def nbytes(self)->int:
-        "Bytes of memory that it takes"
-        return self._firsts.nbytes+self._before.nbytes
 
     @property
     def starts(self)->np.ndarray:

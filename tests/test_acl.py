@@ -170,8 +170,9 @@ def write_partitions(url):
         for partition,n in (0,8),(1,4),(0,8): list(writer(partition, items(n)))
         writer.commit()
         link,lock = writer.writer.link,writer.writer.place.keys.lock
-        writer.writer.place.lock.transaction_if(lock, writer.writer.place.lock.token, lambda p: p.expire(lock, 30))   # as each 10 s
-        assert not writer.writer.place.lock.transaction_if(lock, b'another', lambda p: p.delete(lock))
+        held = writer.writer.place.lock
+        held._transaction_if(held.token, lambda p: p.expire(lock, 30))   # as each 10 s
+        assert not held._transaction_if(b'another', lambda p: p.delete(lock))
     assert len(RedisStore(link, NAME))==12
     RedisStore.delete(url, NAME)
 

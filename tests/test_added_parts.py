@@ -1,5 +1,6 @@
 "Values that were added to shards, or changed: where they are, how they are read, and what happens if they are damaged"
 import io, json, pickle, zipfile, zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from PIL import Image
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
 from fastai_remote.core import seal
 from fastai_remote.store.base import image_stats
-from fastai_remote.runs import GapTable
+from fastai_remote.runs import RunTable
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.shard_index import ShardTable
 from fault_storage import flipped
@@ -94,59 +95,59 @@ def opened_with(folder):
         return ShardStore(folder)
     return manifest,change
 
-def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
+def test_a_damaged_table_of_runs_is_named(tmp_path):
     "By a store that is opened, and by `verify` of one that has read them"
     store = written(tmp_path/'d').edit(drop=[0,3], set={'txt':{5:'new'}})
     want = store[:]
-    for name in '.gaps-2','.runs-2':
-        path = tmp_path/'d/.fastai_remote'/name
-        stored = path.read_bytes()
-        for wrong in flipped(stored),stored[:-1],stored+b'x',b'',None:
-            if wrong is None: path.unlink()
-            else: path.write_bytes(wrong)
-            with pytest.raises(CorruptSample, match=f'd: .*{name}, which says where the samples are'):
-                ShardStore(tmp_path/'d')[:]
-            assert name in dict(store.check_rest()) and store[:]==want
-        path.write_bytes(stored)
+    path = tmp_path/'d/.fastai_remote/.runs-2'
+    stored = path.read_bytes()
+    for wrong in flipped(stored),stored[:-1],stored+b'x',b'',None:
+        if wrong is None: path.unlink()
+        else: path.write_bytes(wrong)
+        with pytest.raises(CorruptSample, match='d: .*.runs-2, which says where the samples are'):
+            ShardStore(tmp_path/'d')[:]
+        assert '.runs-2' in dict(store.check_rest()) and store[:]==want
+    path.write_bytes(stored)
     assert ShardStore(tmp_path/'d')[:]==want and not store.verify(num_workers=0).bad
 
 def test_a_manifest_with_damaged_entries_of_tables_is_refused(tmp_path):
     "Also if it has no added parts. `regressions/test_unlimited.py` has other types in each place"
     written(tmp_path/'d').edit(drop=[0,3])
     manifest,opened = opened_with(tmp_path/'d')
-    gaps,runs = manifest['gaps'],dict(key='.runs-2', crc=0, lengths=[1], columns={})
-    for name,entries in (('gaps', [{**gaps, 'key':'../x'}, {**gaps, 'key':''}, {'key':gaps['key']}]),
-                         ('runs', [{'key':'.runs-2'}, {'lengths':[1]}, runs])):
-        for entry in entries:
-            with pytest.raises(UnsupportedFormat, match=f'damaged: .*{name}'): opened(**{name:entry})
+    runs = manifest['runs']
+    for entry in ({'key':'.runs-2'}, {'lengths':[1]}, {**runs, 'columns':{}}, {**runs, 'lengths':[]},
+                  {**runs, 'key':'../x'}, {**runs, 'key':''}):
+        with pytest.raises(UnsupportedFormat, match='damaged: .*runs'): opened(runs=entry)
 
-def test_a_table_of_gaps_has_as_many_samples_as_the_manifest(tmp_path):
+def test_a_table_of_runs_has_only_samples_that_its_parts_have(tmp_path):
     "A table of another version, with a checksum that was made anew"
     written(tmp_path/'d').edit(drop=[0,3])
-    path,(manifest,opened) = tmp_path/'d/.fastai_remote/.gaps-2',opened_with(tmp_path/'d')
-    other = GapTable([0,5], [2,1], N).to_bytes()
-    assert len(other)==len(path.read_bytes())
-    path.write_bytes(other)
-    with pytest.raises(CorruptSample, match='gaps-2, which says .*: 21 samples, where the manifest has 22'):
-        opened(gaps={**manifest['gaps'], 'crc':zlib.crc32(other)})[:]
+    path,(manifest,opened) = tmp_path/'d/.fastai_remote/.runs-2',opened_with(tmp_path/'d')
+    for runs,why in (([0,2], [0,0], [1,5]), 'samples that a part does not have'), \
+                    (([0,2], [0,1], [1,4]), 'a part that does not exist'), \
+                    (([1,2], [0,0], [1,4]), 'the first is in no run'):
+        other = RunTable.to_bytes(SimpleNamespace(**dict(zip(('starts','parts','firsts'), map(np.array, runs)))))
+        assert len(other)==len(path.read_bytes())
+        path.write_bytes(other)
+        with pytest.raises(CorruptSample, match=f'runs-2, which says .*{why}'):
+            opened(runs={**manifest['runs'], 'crc':zlib.crc32(other)})[:]
 
 def test_an_added_part_is_in_our_own_folder(tmp_path):
     "A manifest that was downloaded may name any files; also more shards than a dataset can have"
     widened(written(tmp_path/'d'))
     manifest,opened = opened_with(tmp_path/'d')
-    entry = manifest['added'][0]
-    with pytest.raises(UnsupportedFormat, match='damaged: part 1'): opened(added=[{**entry, 'fields':'txt'}])
+    first,entry,*others = manifest['parts']
+    def changed(**entries): return opened(parts=[first, {**entry, **entries}, *others])
+    for wrong in dict(fields='txt'),dict(shards=[]),dict(shards=None):
+        with pytest.raises(UnsupportedFormat, match='damaged: .*part 1'): changed(**wrong)
     table = ShardTable.unpack(entry['shards'])
-    others = [table.name(k) for k in range(1, len(table))]
+    names = [table.name(k) for k in range(1, len(table))]
     for name in '../other.tar','/etc/passwd','a/../../b.tar':
-        table.text = '\n'.join([name, *others]).encode()
-        store = opened(added=[{**entry, 'shards':table.pack()}])
-        assert store.get_many([3], 'png')['png']==[png(3)]
-        with pytest.raises(CorruptSample, match='table of shards of part 1: the name of shard 0, .* leaves the folder'):
-            store[3]
-        assert 'part 1' in dict(store.check_rest())
-    with pytest.raises(CorruptSample, match='damaged table of shards of part 1'):
-        opened(added=[{**entry, 'shards':{**entry['shards'], 'n':'x'}}])[3]
+        table.text = '\n'.join([name, *names]).encode()
+        message = 'table of shards of part 1: the name of shard 0, .* leaves the folder'
+        with pytest.raises(UnsupportedFormat, match=message): changed(shards=table.pack())
+    for wrong in dict(shards={**entry['shards'], 'n':'x'}),dict(n=entry['n']+1):
+        with pytest.raises(UnsupportedFormat, match='damaged table of shards of part 1'): changed(**wrong)
 
 def test_an_edit_leaves_the_copies_in_the_cache_in_use(tmp_path, faults):
     cache = FileCache(tmp_path/'cache')

@@ -15,7 +15,7 @@ from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.write.base import ChunksLost, label_hash, MemoryWriter
+from fastai_remote.write.base import ChunksLost, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_state import packed_writes
 from fastai_remote.write.revision import wider_dtype
@@ -294,7 +294,7 @@ def test_a_label_of_a_late_attempt_is_written_again(fresh):
     leader.begin(dict(signature='s', n=8, chunk=4, fields=fields, splits=None, vocab={}, stats=None))
     def write(chunk, label, records=True):
         writer,numbers = leader.opener()(),np.arange(4*chunk, 4*chunk+4)
-        writer.put(numbers, {'cls~':label_hash([label]*4)})
+        writer.put(numbers, {'cls':[label]*4})
         if records: writer.done(chunk, dict(ok=4, bytes=32, failed=0, gaps=[], counts={'cls':[[label,4]]}))
     write(0, 'a')
     write(1, 'b')

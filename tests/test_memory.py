@@ -51,8 +51,8 @@ class ShardNumbers(ShardStore):
     def __init__(self, n):
         self._numbers = Numbers(n)
         self._manifest,self._uid,self._cache,self._process_state = self._numbers.manifest,'',(None,),None
-        self._manifest.fields['png.crc'],self._manifest.added = {'codec':'crc','dtype':'u4'},[]
-        self._table = shard_table(n, 1000)
+        self._manifest.fields['png.crc'] = {'codec':'crc','dtype':'u4'}
+        self._tables = [shard_table(n, 1000)]
     manifest = property(lambda self: self._manifest)
     origin = ''
     def read_values(self, numbers, fields):

@@ -19,7 +19,7 @@ from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import MemoryWriter, ServerRestarted
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_lost import lost_of_range, lost_samples
+from fastai_remote.write.redis_lost import lost_of_range
 from fastai_remote.write.redis_state import packed_writes
 from shard_helpers import interrupted_after, items, ONE
 from snapshots import client, FolderPlace, keys, RedisPlace, whole
@@ -225,7 +225,7 @@ def test_values_that_a_server_has_lost_are_found(fresh):
     fields = {'txt':{'codec':'txt', 'dtype':None}, 'age':{'codec':'u1', 'dtype':'u1', 'check':'u4'}}
     for k in (0,2,3): client(fresh).set(f'tiny:txt:{k}', b'text')
     for k in (0,1,3): link.send(packed_writes(layout, 'age', 'u1', np.array([k]), [7], 'u4'))
-    assert list(lost_samples(link, layout, fields, np.arange(4)))==[1,2]
+    assert [some.tolist() for some in lost_of_range(link, layout, fields, 4)]==[[1,2]]
     assert not list(lost_of_range(link, layout, fields, 4, gaps=np.array([1,2])))
 
 @pytest.mark.slow

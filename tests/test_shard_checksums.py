@@ -93,7 +93,7 @@ def test_flipped_bits_of_a_changed_dataset_are_errors_or_change_nothing(tmp_path
                 assert re.search('d: |/d/', str(error))
                 found.add(path.name)
             path.write_bytes(whole)
-    assert {'manifest.json','.gaps-4','.runs-4','shard2-failures.json'}<=found and not is_damaged(folder)
+    assert {'manifest.json','.runs-4','shard2-failures.json'}<=found and not is_damaged(folder)
 
 def test_each_flipped_bit_of_a_value_is_found_by_reading(tiny):
     "Without `verify`"

@@ -24,7 +24,7 @@ from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
 from ..source.base import (
     as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)
-from ..write.base import label_hash, ServerRestarted
+from ..write.base import ServerRestarted
 
 # --- The plan
 
@@ -322,23 +322,17 @@ class Columns:
         utf8(label)
         return label
 
-    def columns(self,
-        as_hashes:bool=True, # Are labels whose codes are not known given as hashes? Else as they are.
-    )->dict: # `{field: list of bytes or labels, or array}`
+    def columns(self)->dict: # `{field: list of bytes or labels, or array}`
         """The samples as `Writer.put` takes them, with a checksum column `FIELD.crc` for each field of bytes
 
-        With `as_hashes`, a field whose codes are not known is column `FIELD~`: `int64`, hashes of text or the integers.
-        Without, it is `FIELD`: a list of `str`, or integers as `int64`. Column `__key__` is a list of the keys of the
-        samples, if `takes_keys` and one of them has a key."""
+        A field whose codes are not known is a list of `str`, or integers as `int64`. Column `__key__` is a list of the
+        keys of the samples, if `takes_keys` and one of them has a key."""
         res = {}
         for field,values in self.values.items():
             d = self.fields[field]
             if d['dtype'] is None: res[field],res[f'{field}.crc'] = values,crc32s(values)
             elif not d.get('staged'): res[field] = np.array(values, d['dtype'])
-            else:
-                if not d['text']: values = np.array(values, np.int64)
-                elif as_hashes: values = label_hash(values)
-                res[f'{field}~' if as_hashes else field] = values
+            else: res[field] = values if d['text'] else np.array(values, np.int64)
         if self.takes_keys and any(key is not None for key in self.keys): res['__key__'] = self.keys
         return res
 
@@ -383,7 +377,7 @@ def _write_samples(writer, chunk, part, load, fn):
     columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)
     record,failures = dict(ok=0, bytes=0, failed=0, gaps=[]),[]
     def flush():
-        writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.takes_label_hashes))
+        writer.put(np.array(columns.numbers, np.int64), columns.columns())
         record['ok'] += len(columns.numbers)
         record['bytes'] += columns.nbytes
         columns.clear()

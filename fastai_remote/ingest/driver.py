@@ -20,7 +20,7 @@ from ..core import size_str, StoreFull
 from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport, SamplesMissing
 from ..parallel import parallel_map
 from ..processes import remove_leftovers
-from ..write.base import ChunksLost, ServerRestarted, Writer
+from ..write.base import chunk_count, ChunksLost, ServerRestarted, Writer
 
 # --- A job
 
@@ -97,26 +97,26 @@ def run_ingest(
         raise
     except StoreFull as e:
         raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, '
-                        f'or {writer.how_to_abandon()}') from e
+                        f'or {writer.place.how_to_abandon}') from e
     except (KeyboardInterrupt,BrokenProcessPool) as e:   # or a worker was killed, for example for want of memory
-        e.add_note(f'{writer.name}: what is written is kept{writer.progress()}: repeat the same call to go on, or '
-                   f'{writer.how_to_abandon()}')
+        e.add_note(f'{writer.name}: what is written is kept{writer.place.progress()}: repeat the same call to go on, '
+                   f'or {writer.place.how_to_abandon}')
         raise
 
 def _run(job, writer, num_workers, limit, progress, tries):
     "Do what `run_ingest` does, without what it does about errors; returns the report"
-    started,report = monotonic(),IngestReport(writer.name, writer.url)
+    started = monotonic()
     remove_leftovers()
-    marks = _count_records(writer, report, resumed=True)
+    report,marks = _counted(writer)
     limit.check(writer, report, job.n)
     for _ in range(tries):
         _write_chunks(job, writer, marks, num_workers, limit, progress, report)
         job.finish()
-        report,marks = _counted_again(writer, report)
+        report,marks = _counted(writer, report)
         if (marks==0).any(): continue
         try: commit_ingest(writer, report, limit, job.verb)
         except ChunksLost:
-            report,marks = _counted_again(writer, report)
+            report,marks = _counted(writer, report)
             continue
         report.notes |= dict.fromkeys(job.notes, 0)
         report.seconds = monotonic()-started
@@ -144,22 +144,18 @@ def commit_ingest(
 
 class NothingWritten(IngestError): "The source has no sample, or none that could be written"
 
-def _count_records(writer, report, resumed=False):
-    """The `marks` of all chunks, an array as in `IngestJob`; their records are counted in `report`
-
-    `resumed`: did an earlier run write them?"""
-    marks = np.zeros(-(-writer.plan['n']//writer.plan['chunk']), np.int64)
-    for chunk,record in writer.records():
-        marks[chunk] = record.get('mark', 1)
-        report.add(record, resumed)
-    return marks
-
-def _counted_again(writer, report):
+def _counted(writer, before=None):
     """Returns `(report, marks)`, from the records that are there now: a new report, and an array as in `IngestJob`
 
-    The new report keeps `resumed` and `needs` of `report`, which is not changed."""
-    report = IngestReport(report.name, report.url, resumed=report.resumed, needs=report.needs)
-    return report,_count_records(writer, report)
+    The new report keeps `resumed` and `needs` of the report `before`. Without one, an earlier run has written the
+    records."""
+    report = IngestReport(writer.name, writer.url)
+    if before: report.resumed,report.needs = before.resumed,before.needs
+    marks = np.zeros(chunk_count(writer.plan), np.int64)
+    for chunk,record in writer.records():
+        marks[chunk] = record.get('mark', 1)
+        report.add(record, resumed=before is None)
+    return report,marks
 
 def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     """Write, in parallel, the chunks that have no record, and count them in `report`

@@ -399,10 +399,10 @@ class _KnownShards:
         where,dataset = self.url,self.dataset
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
-        self.table = ShardTable.unpack(dataset.shards)
-        if dataset.gaps or dataset.added:
+        if dataset.parts:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
                               'was changed')
+        self.table = ShardTable.unpack(dataset.shards)
         self.positions = {self.table.name(shard):shard for shard in range(len(self.table))}
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)
@@ -530,7 +530,7 @@ def _check_recorded(writer, source):
     `source` is the `Storage` of the shards. Their sizes are a part of the signature of the ingest already."""
     for _,record in writer.records():
         for name,_,_,crc,*_ in record['shards']:
-            advice = f'{writer.how_to_abandon()} drops what an interrupted run has indexed'
+            advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
             _check_unchanged(source, name, record.get('stamp'), crc, advice)
 
 def _check_not_ours(source):

@@ -38,7 +38,7 @@ class IngestReport:
     failures:list = field(default_factory=list) # `(sample, reason)` of the first 100; `store.failures()` has all
     notes:dict = field(default_factory=dict) # `{what was changed: how many samples}`; 0 means all of them
 
-    def __post_init__(self): self.open_store = None # Called without arguments, opens the dataset; the caller sets it
+    open_store = None # Called without arguments, opens the dataset; the caller sets it
 
     @property
     def store(self)->Store:
@@ -139,4 +139,4 @@ class FailureLimit:
         raise IngestError(f"{writer.name}: {report.failed:,} of {seen:,} samples {f'(of {n:,}) ' if n>seen else ''}"
                           f'could not be converted; {allowed:,} may (max_failed={limit}). Nothing of it is visible, '
                           'and what is written is kept: repeat the same call with a higher max_failed= to go on, or, '
-                          f'to begin anew when the source is mended, {writer.how_to_abandon()}\n  {causes}')
+                          f'to begin anew when the source is mended, {writer.place.how_to_abandon}\n  {causes}')

@@ -117,7 +117,7 @@ def _encoded(store, field, values, check_value, step):
         try: columns.add(number, {field:values[number]})
         except Exception as e: raise failed(number, e) from e
         step(1)
-    found,fields = columns.columns(as_hashes=False),{field:spec}
+    found,fields = columns.columns(),{field:spec}
     if spec['codec']=='cls':
         labels = columns.values[field]
         if vocab is not None: part_vocab[field] = joined_vocab(vocab, sorted(set(labels)))

@@ -220,7 +220,7 @@ class StreamJob(SourceJob):
 
     def _changed(self, why):
         return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); '
-                           f'{self.writer.how_to_abandon()} drops what is there')
+                           f'{self.writer.place.how_to_abandon} drops what is there')
 
 # --- ingest
 

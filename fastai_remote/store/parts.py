@@ -61,6 +61,19 @@ def _put(values, positions, new):
     for position,value in zip(positions.tolist(), new): values[position] = value
     return values
 
+def _check_runs(manifest, tables):
+    "Raises `ValueError` unless `tables`, the run tables of a dataset, refer to samples and fields that its parts have"
+    parts = manifest.part_entries()
+    sizes,used = np.array([part['n'] for part in parts]),[np.unique(table.parts).tolist() for table in tables]
+    for table,numbers in zip(tables, used):
+        if numbers and numbers[-1]>=len(parts): raise ValueError('a part that does not exist')
+        if (table.firsts+table.lengths>sizes[table.parts]).any(): raise ValueError('samples that a part does not have')
+    def layout(entry): return entry['dtype'] is None,entry.get('check')
+    for field,entry in manifest.fields.items():
+        for number in used[manifest.runs['columns'][field]]:
+            other = parts[number]['fields'].get(field)
+            if not other or layout(other)!=layout(entry): raise ValueError(f'part {number} has no such field {field!r}')
+
 # --- StoredDataset
 
 # A reader sees one version of the dataset, the one that was there when it was opened. Versions that `append`, `edit`
@@ -107,12 +120,6 @@ class StoredDataset(Store):
     )->StoreNotFound:
         "The error to raise when this is no longer the dataset that was opened"
         raise NotImplementedError
-
-    def check_runs(self,
-        tables:list # Of `RunTable`
-    )->str: # What is wrong; '' if nothing is
-        "Do the run tables refer to parts that exist? May change the tables"
-        return ''
 
     @property
     def manifest(self)->Manifest:
@@ -167,8 +174,7 @@ class StoredDataset(Store):
         if not runs: return []
         def unpack(stored):
             tables = unpack_tables(stored, runs['lengths'], n)
-            wrong = self.check_runs(tables)
-            if wrong: raise ValueError(wrong)
+            _check_runs(self.manifest, tables)
             return tables
         return self.read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
 
@@ -176,7 +182,8 @@ class StoredDataset(Store):
     def run_tables(self)->list: # Of `RunTable`
         """The parts that the samples are in; `manifest.runs['columns']` has the index of the table of each field
 
-        The list is empty if the dataset was never changed. Raises what `read_table` raises."""
+        The first one has the order of the samples. The list is empty if the dataset was never changed. Raises what
+        `read_table` raises."""
         if self._run_tables is None: self._run_tables = self.read_run_tables()
         return self._run_tables
 
@@ -205,11 +212,11 @@ class StoredDataset(Store):
 
     def groups(self,
         numbers:np.ndarray, # Sample numbers, int64, shape (n,)
-        field:str # Name of a field
+        field:str=None # Name of a field; default: the part with which the samples came
     )->list: # Of `(part, positions in numbers, their places in the part)`; the positions may be `slice(None)`
         "The samples by the part that has `field` of them; raises what `read_table` raises"
         runs = self.manifest.runs
-        table = self.run_tables[runs['columns'][field]] if runs else None
+        table = self.run_tables[runs['columns'][field] if field else 0] if runs else None
         if table is None or table.is_whole: groups = [(0 if table is None else int(table.parts[0]), None, numbers)]
         else: groups = list(table.groups(numbers))
         if len(groups)==1: groups = [(groups[0][0], slice(None), groups[0][2])]

@@ -22,7 +22,7 @@ from .base import new_store, raise_missing
 from .connection import Opener
 from .parts import StoredDataset
 from .redis_link import as_link, check_link_arguments, RedisLink
-from .redis_parts import PartRead, parts_of, why_no_parts
+from .redis_parts import PartRead, parts_of
 
 # %% ../../nbs/store/08_redis.ipynb #1952f665
 NAMES_KEY,USED_KEY = 'fastai_remote:names','fastai_remote:used'
@@ -159,7 +159,6 @@ class RedisReader(StoredDataset):
         return self._parts
 
     def part(self, number): return self.parts[number]
-    def check_runs(self, tables): return why_no_parts(self.manifest, tables)
     def place_of(self, key): return f'{self.link.url}, the key {key}'
     def stored_bytes(self, key, n): return self.link.call(lambda client: client.getrange(key, 0, n-1)) or None
 

@@ -57,9 +57,6 @@ class RedisReader(StoredDataset):
     def part(self, number):
         ...
 
-    def check_runs(self, tables):
-        ...
-
     def place_of(self, key):
         ...
 

@@ -48,16 +48,13 @@ class RedisKeysReader(RedisReader):
         image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
         if y: fields['cls'] = {'codec':'cls', 'dtype':code_dtype(len(vocab))}
-        self._stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
+        stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
+        self._parts = [DatasetPart(self._layout, stored, ends[-1], 0, {})]
         splits = {split:span for split,span in splits.items() if split}
         self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})
         settings = repr((x, y, n, codec, vocab, start))
         self._uid = self._manifest.uid = hashlib.sha256(settings.encode()).hexdigest()[:32]
 
-    @property
-    def manifest(self): return self._manifest
-
-    def part(self, number): return DatasetPart(self._layout, self._stored, len(self), 0, {})
     def read_parts(self, requests, again=False):
         request, = requests
         numbers,read = request.numbers,PartRead(request, self.manifest, self.link, self._mean_bytes)

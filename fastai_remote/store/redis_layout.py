@@ -137,11 +137,14 @@ def unpack_replies(
         if isinstance(reply, bytes):   # of GETRANGE
             element = raw_dtype.newbyteorder('>') if crcs is None else element_dtype(raw_dtype)
             elements = np.frombuffer(reply, element, len(reply)//size)
-            exists = positions-first<len(elements)
-            found = elements[(positions-first)[exists]]
-            if crcs is not None: crcs[places[exists]],found = found['crc'],found['value']
-            values[places[exists]] = found
-            missing += places[~exists].tolist()
+            at = positions-first
+            exists = at<len(elements)
+            if not exists.all():
+                missing += places[~exists].tolist()
+                at,places = at[exists],places[exists]
+            found = elements[at]
+            if crcs is not None: crcs[places],found = found['crc'],found['value']
+            values[places] = found
         elif crcs is None:
             values[places] = reply
             missing += places[(positions+1)*size>next(replies)].tolist()

@@ -45,25 +45,8 @@ def parts_of(
     manifest:Manifest
 )->list: # Of `DatasetPart`
     "The parts of a dataset; one, unless samples or fields were added or changed"
-    if not manifest.parts:
-        return [DatasetPart(key_layout(manifest.prefix, manifest.tags), manifest.fields, manifest.n, manifest.failed,
-                            manifest.gaps)]
     return [DatasetPart(key_layout(part['prefix'], part['tags']), part['fields'], part['n'], part['failed'],
-                        part.get('gaps', {})) for part in manifest.parts]
-
-def why_no_parts(
-    manifest:Manifest, # Of the dataset
-    tables:list # Of `RunTable`
-)->str: # '' if nothing is wrong
-    "What is wrong with the parts of a manifest that its run tables refer to"
-    def layout(entry): return entry['dtype'] is None,entry.get('check')
-    used = [np.unique(table.parts).tolist() for table in tables]
-    if any(part>=len(manifest.parts) for parts in used for part in parts): return 'a part that does not exist'
-    for field,entry in manifest.fields.items():
-        for part in used[manifest.runs['columns'][field]]:
-            other = manifest.parts[part]['fields'].get(field)
-            if not other or layout(other)!=layout(entry): return f'part {part} has no such field {field!r}'
-    return ''
+                        part.get('gaps', {})) for part in manifest.part_entries()]
 
 # --- Reading fixed-width fields from several parts
 

@@ -39,7 +39,7 @@ def damaged_parts(
     In an uncompressed shard whose index is intact, damage within values is left out: reading the samples finds it.
     Damaged copies are removed from the cache. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
     replaced."""
-    for shard in range(len(part.table)):
+    for shard in np.flatnonzero(part.table.idx).tolist():   # those whose files are needed
         yield from _check_index(part, shard)
         try: key = part.shard_key(shard)
         except CorruptSample:   # it has changed since it was indexed

@@ -10,7 +10,8 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.webdataset import number_extension
-from ..core import are_runs, CorruptSample, Manifest, parse_json, StoreError, unzipped, UnsupportedFormat
+from ..core import CorruptSample, Manifest, parse_json, StoreError, unzipped, UnsupportedFormat
+from ..runs import RunTable
 from .bounded import MAX_FILE
 
 # --- The index of one shard
@@ -402,7 +403,9 @@ INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in
 # failures and the state of an ingest; beside shards of others also for the manifest
 INDEX_FOLDER = '.fastai_remote'
 
-TABLE_FILE = re.compile(r'\.(?:runs|gaps)-\d+') # Names of files that say where the samples of a changed dataset are
+TABLE_FILE = re.compile(r'\.runs-\d+') # Names of files that say where the samples of a changed dataset are
+FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json', re.ASCII) # Group 1 is the generation
+ADDED = '.part-' # How the names of shards in this folder begin, and the `prefix` of their parts
 
 def index_name(
     shard:str, # Name of a shard
@@ -431,20 +434,21 @@ class ShardTable:
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
-        # where each name begins in `text`, and where the next one would begin after the last
-        cuts = np.concatenate([[0], newlines+1, [len(self.text)+1]])[:None if len(n) else 1]
-        self.cuts = cuts.astype(np.uint32 if len(self.text)<1<<31 else np.int64)
+        begins = np.concatenate([[0], newlines+1])[:len(n)] # Where each name begins in `text`
+        self.begins = begins.astype(np.uint32 if len(self.text)<1<<31 else np.int64)
         def as_array(column, dtype): return np.zeros(len(n), dtype) if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
         self.raw,self.icrc = as_array(size if raw is None else raw, 'i8'),as_array(icrc, 'u4')
         self.kind,self.first,self.stamp = as_array(kind, 'u1'),as_array(first, 'u4'),as_array(stamp, 'u8')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
-        if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
+        if len(newlines)!=max(0, len(n)-1): raise ValueError(f'{len(n)} shards with {len(newlines)+1} names')
 
     def __len__(self): return len(self.n)
     def name(self, s:int)->str:
         "Name of shard `s`"
-        return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
+        begin = int(self.begins[s])
+        end = self.text.find(b'\n', begin)
+        return self.text[begin:end if end>=0 else None].decode()
     def index_name(self, s:int)->str:
         "Name of the index file of shard `s`"
         return index_name(self.name(s), int(self.first[s]))
@@ -470,13 +474,22 @@ class ShardTable:
         shards = np.searchsorted(self.starts, idxs, 'right')-1
         return shards,idxs-self.starts[shards]
 
-    def without(self,
-        gaps # A `GapTable` of the samples of all shards
+    def select(self,
+        shards:np.ndarray, # Numbers of shards, in the order of the new table
+        n:np.ndarray # How many samples each of them has there
     ):
-        "The table with the numbers of samples that are left without the gaps"
+        "A table of some of the shards, with other numbers of samples"
         table = copy(self)
-        table.starts = gaps.samples_before(self.starts)
-        table.n = np.diff(table.starts).astype(np.uint32)
+        for name in ('begins',*_COLUMNS): setattr(table, name, getattr(self, name)[shards])
+        table.n,table.starts = n.astype(np.uint32),np.concatenate([[0], np.cumsum(n, dtype=np.int64)])
+        return table
+
+    def freed(self,
+        is_unused:np.ndarray # bool, shape (number of shards,)
+    ):
+        "The table without the files of some shards: they keep their numbers, but have no index any more"
+        table = copy(self)
+        table.idx = np.where(is_unused, 0, self.idx).astype(np.uint32)
         return table
 
     def pack(self)->dict:
@@ -516,13 +529,27 @@ class ShardTable:
         return table
 
 def joined_tables(
-    tables:list, # Of `ShardTable`
-    order # Numbers of shards in the new table; those of the second table follow those of the first, and so on
+    tables:list # Of `ShardTable`
 )->ShardTable:
-    "A table of shards that are in several tables"
-    names,order = [table.name(shard) for table in tables for shard in range(len(table))],list(order)
-    columns = {name:np.concatenate([getattr(table, name) for table in tables])[order] for name in _COLUMNS}
-    return ShardTable([names[shard] for shard in order], **columns)
+    "The shards of several tables, one table after the other"
+    columns = {name:np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS}
+    return ShardTable(b'\n'.join(table.text for table in tables if len(table)), **columns)
+
+def ordered_shards(
+    rows:RunTable, # The order of the samples
+    table:ShardTable, # The shards of all parts, one part after the other
+    sizes:list # Number of samples of each part
+)->tuple: # Numbers of shards in `table`; how many samples of each there are; int64 arrays
+    "The shards that have samples, in the order of the samples"
+    firsts = np.cumsum([0, *sizes])[rows.parts]+rows.firsts   # among the samples of all parts
+    stops = firsts+rows.lengths
+    low,high = np.searchsorted(table.starts, firsts, 'right')-1,np.searchsorted(table.starts, stops)
+    counts = high-low
+    run = np.repeat(np.arange(len(counts)), counts)
+    shards = low[run]+np.arange(len(run))-np.repeat(np.cumsum(counts)-counts, counts)
+    n = np.minimum(table.starts[shards+1], stops[run])-np.maximum(table.starts[shards], firsts[run])
+    begins = np.flatnonzero(np.diff(shards, prepend=-1))   # several runs of one shard, where samples were dropped
+    return shards[begins],np.add.reduceat(n, begins) if len(n) else n
 
 LABELS_KIND = 'fastai_remote labels' # Entry `__kind__` of `labels.json`, by which ours is told from that of other tools
 
@@ -534,46 +561,29 @@ def pack_labels(
     content = json.dumps({'__kind__':LABELS_KIND, **vocab}, ensure_ascii=False, indent=1)
     return content.encode('utf-8', 'surrogatepass')
 
-def _is_added(entry):
-    "Is `entry` a valid one of `added` in `ShardManifest`?"
-    if entry=={}: return True
-    if not isinstance(entry, dict) or not isinstance(entry.get('shards'), dict): return False
-    return isinstance(entry.get('fields'), list) and all(isinstance(name, str) for name in entry['fields'])
-
 @dataclasses.dataclass
 class ShardManifest(Manifest):
-    "A `Manifest` of a dataset in shards: with the table of shards, and parts with values that were changed later"
-    _optional = *Manifest._optional,'before','added','failures_version'
+    "A `Manifest` of a dataset in shards: with the table of shards, also in each entry of `parts`"
+    _optional = *Manifest._optional,'before'
+    _of_part = *Manifest._of_part,'shards','failures','failures_crc'
 
-    shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
+    shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`; empty if there are `parts`
     base:str = '' # Folder of the shards, if it is not that of the manifest
-    failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none
-    failures_version:int = 0 # Of an index of others' shards: as `first` of `ShardTable`, for the file of failures
-    # Parts with values that were added or changed, whose shards are in our own folder: `{fields: names of those that it
-    # is used for, shards: a packed `ShardTable`}`, or `{}` for one that is not used any more. Tables of runs have its
-    # position here, counted from 1
-    added:list = dataclasses.field(default_factory=list)
+    failures:str = '' # Name of the file that lists what could not be converted; '' if there is none
+    failures_crc:int = 0 # Its checksum
     # Names of shards and files that only the version before needs: they stay until the next one is published
     before:list = dataclasses.field(default_factory=list)
 
     @classmethod
     def _check(cls, d, where):
         super()._check(d, where)
-        bad = [k for k,entry in enumerate(d.get('added', ()), 1) if not _is_added(entry)]
+        parts,kinds = d.get('parts', []),dict(shards=dict, failures=str, failures_crc=int)
+        bad = [k for k,part in enumerate(parts) if any(type(part.get(name)) is not kinds[name] for name in kinds)]
         if bad: raise UnsupportedFormat(f'{where}: damaged: part {bad[0]}')
-        if (d.get('added') or d.get('runs')) and not are_runs(d): raise UnsupportedFormat(f'{where}: damaged: runs')
-        for name in 'runs','gaps':
-            if not d.get(name): continue
-            key = d[name].get('key')
-            if not TABLE_FILE.fullmatch(str(key)): raise UnsupportedFormat(f'{where}: damaged: {name} {key!r:.60}')
-        version = d.get('failures_version', 0)
-        if type(version) is not int: raise UnsupportedFormat(f'{where}: damaged: failures_version {version!r:.60}')
+        bad = [name for part in (d, *parts) if (name := part.get('failures')) and not FAILURES_FILE.fullmatch(name)]
+        if bad: raise UnsupportedFormat(f'{where}: damaged: failures {bad[0]!r:.60}')
+        key = d['runs'].get('key') if d.get('runs') else '.runs-1'
+        if not TABLE_FILE.fullmatch(key): raise UnsupportedFormat(f'{where}: damaged: runs {key!r:.60}')
         before = d.get('before', [])
         if not isinstance(before, list) or any(type(name) is not str for name in before):
             raise UnsupportedFormat(f'{where}: damaged: before {before!r:.60}')
-
-    @property
-    def failures(self)->str:
-        "Name of the file that lists what could not be converted"
-        version = self.failures_version or ''
-        return f"{self.prefix or f'index{version}'}-failures.json"

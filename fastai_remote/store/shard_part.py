@@ -2,11 +2,11 @@
 
 Docs: page `store/shard_part`"""
 
-# Shards are never changed. `store.add_fields` computes embeddings, texts or images of another size, and `store.edit`
-# replaces a few of them: the new values go into more shards, in a folder such as `.fastai_remote/.overlay-2-0`, which
-# are another part of the dataset. A table of runs says for each field which part has the values of which samples. A
-# sample that is dropped later leaves the tables, so a part never has to be written again. Numbers and labels of such a
-# part are only in its indices, as no other tool reads its tars.
+# Shards are never changed. `store.append` writes more of them, which are another part of the dataset.
+# `store.add_fields` computes embeddings, texts or images of another size, and `store.edit` replaces a few of them: the
+# new values are parts, too, whose shards are in the folder `.fastai_remote`. Numbers and labels of these are only in
+# their indices, as no other tool reads their tars. A table of runs says for each field which part has the values of
+# which samples. A sample that is dropped leaves the tables, so a part never has to be written again.
 #
 # Values of fixed-width fields are in the index of the shard. Values of variable-width fields are read from the shard's
 # file, if it is on this machine or in the cache, or by ranges over the network.
@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
 from .parts import Part
-from .shard_index import ShardTable
+from .shard_index import INDEX_FOLDER, ShardTable
 from .shard_indices import ShardIndices
 from .storage import Storage
 from .whole_shards import WholeShards
@@ -27,18 +27,16 @@ _MAX_GAP,_MAX_SPAN = 1<<15,1<<23   # ranges that are closer than this are read t
 
 class ShardPart(Part):
     "Shards that were written at the same time, as one process reads them"
+    gaps = {} # A sample that fails leaves no place in a shard
     def __init__(self,
         store, # The `ShardReader`
-        folder:str, # Path of its shards in the folder `tars`: '', or of values that were added `.fastai_remote/`
-        fields:dict, # Entries of its fields in the manifest
         table:ShardTable, # Of its shards
-        tars:Storage, # The folder of the dataset that has its shards
-        gaps:dict=None # As in `Part`, with the `key`
+        is_added:bool # Are these values that were added or changed, whose shards are in our own folder?
     ):
-        self.store,self.folder,self.fields,self.table,self.tars = store,folder,fields,table,tars
+        self.store,self.table,self.fields,self.n = store,table,store.manifest.fields,int(table.starts[-1])
         self.name,self.storage,self.cache = store.name,store.storage,store.cache
-        self.gaps,self.gaps_key = gaps or {},(gaps or {}).get('key', '')
-        self.n = int(table.starts[-1]) if not gaps else store.manifest.n
+        self.folder = f'{INDEX_FOLDER}/' if is_added else '' # Path of its shards in the folder `tars`
+        self.tars:Storage = store.storage if is_added else store.tars # The folder of the dataset that has its shards
         self.indices,self.whole_shards,self._codes = ShardIndices(self),WholeShards(self),{}
 
     def file(self,
@@ -50,9 +48,9 @@ class ShardPart(Part):
     def samples(self,
         shard:int # Number of a shard
     )->str:
-        "Which samples a shard has, for messages; of a part that was added later, only how many"
-        if self.folder: return f'{self.table.n[shard]:,} samples'
-        first,stop = self.store.shards.starts[shard:shard+2].tolist()
+        "Which samples a shard has, for messages; of a dataset that was changed, only how many"
+        if self.store.manifest.runs: return f'{self.table.n[shard]:,} samples'
+        first,stop = self.table.starts[shard:shard+2].tolist()
         return f'samples {first:,} to {stop-1:,}'
 
     def in_place(self,
@@ -130,8 +128,6 @@ class ShardPart(Part):
         places:np.ndarray # Of samples in the part, shape (k,)
     ): # Yields `(shard, its ShardIndex, positions in places, positions in the shard)`
         "The samples by their shards; raises what `ShardIndices.get` raises"
-        if len(places) and places.max()>=self.table.starts[-1]:
-            raise CorruptSample(f'{self.name}: a damaged table of runs: a part has no sample {places.max()}')
         shard_of,position = self.table.at(places)
         for shard,index in self.indices.get(np.unique(shard_of).tolist()).items():
             here = np.flatnonzero(shard_of==shard)

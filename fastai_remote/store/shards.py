@@ -10,6 +10,7 @@ __all__ = ['ShardReader']
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
 import os, re
 from collections import deque
+from itertools import chain
 
 import numpy as np
 from fastcore.basics import patch
@@ -20,13 +21,13 @@ from ..core import (
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
-from ..runs import GapTable, RunTable
 from .address import concealed
 from .cache import FileCache
 from .connection import Opener
 from .parts import StoredDataset
 from .shard_check import check_labels, damaged_parts
-from .shard_index import INDEX_FOLDER, ShardManifest, ShardTable, TABLE_FILE
+from .shard_index import ADDED, INDEX_FOLDER, joined_tables, ordered_shards, ShardManifest
+from .shard_index import ShardTable, TABLE_FILE
 from .shard_part import read_shards, ShardPart
 from .storage import as_storage, Storage
 
@@ -43,7 +44,8 @@ def _find_manifest(storage):
         where = f'{storage.url}/{home}manifest.json'
         try:
             manifest = ShardManifest.from_json(storage.read(f'{home}manifest.json', MAX_MANIFEST), where)
-            if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
+            if not any(part['shards'] for part in manifest.part_entries()):
+                raise UnsupportedFormat(f'{where}: not a manifest of shards')
             return manifest,home,where
         except (FileNotFoundError,NotADirectoryError) as e:
             if error is None: error = e
@@ -64,15 +66,25 @@ def _why_not_found(storage, error):
         return f'{start}: tars, but no manifest.json: index_shards({storage.url!r}) makes one'
     return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
 
-def _unpacked_table(manifest, where):
-    "The `ShardTable` of a `ShardManifest`, whose `shards` is emptied; raises `UnsupportedFormat`"
-    try: table = ShardTable.unpack(manifest.shards, empties=True)
-    except (ValueError,KeyError,TypeError) as e:
-        raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-    manifest.shards = {}   # the rest is what this version does not know
-    n,expected = table.starts[-1],manifest.gaps.get('places', manifest.n)
-    if n==expected: return table
-    raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
+_MAX_SHARDS = 1<<22   # of all parts together
+
+def _unpacked_tables(manifest, where):
+    """The `ShardTable` of each part of a `ShardManifest`; raises `UnsupportedFormat`
+
+    Its `shards` are emptied, except for parts with values that were added or changed, which are small."""
+    tables,n_shards = [],0
+    for number,part in enumerate(manifest.part_entries()):
+        try:
+            is_added = part['prefix'].startswith(ADDED)
+            table = ShardTable.unpack(part['shards'], empties=not is_added)
+            if not is_added: part['shards'].clear()   # the rest is what this version does not know
+            if table.starts[-1]!=part['n']: raise ValueError(f"{part['n']:,} samples, {table.starts[-1]:,} in shards")
+            n_shards += len(table)
+            if n_shards>_MAX_SHARDS: raise ValueError(f'more than {_MAX_SHARDS:,} shards')
+        except (ValueError,KeyError,TypeError) as e:
+            raise UnsupportedFormat(f'{where}: a damaged table of shards of part {number}: {e}') from None
+        tables.append(table)
+    return tables
 
 # %% ../../nbs/store/18_shards.ipynb #a404cf2e
 class ShardReader(StoredDataset):
@@ -112,7 +124,7 @@ class ShardReader(StoredDataset):
         self._uid,self.copies_local = uid,bool(cache) and cache is not True
         self._uid = self.manifest.uid
         # `True` is for remote storage and compressed shards
-        is_needed = cache is not True or self.table.kind.any() or not self.tars.local
+        is_needed = cache is not True or self.tables[0].kind.any() or not self.tars.local
         if cache_size is not None and cache and is_needed:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
@@ -135,18 +147,18 @@ class ShardReader(StoredDataset):
                     _uid=self._uid, copies_local=self.copies_local, _cache=None)
     @property
     def place_rows(self):
-        return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.table.size.sum()))}'}
+        return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.shards.size.sum()))}'}
 
 # %% ../../nbs/store/18_shards.ipynb #37684cf0
 @patch
 def read_manifest(self:ShardReader):
-    """The manifest, with empty `shards`, as the property `shards` has the table; sets `_table`, `_home` and `_uid`
+    """The manifest, with empty `shards`, as the property `tables` has them; sets `_tables`, `_home` and `_uid`
 
     Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
     given, `UnsupportedFormat`, `CorruptSample`."""
     manifest,self._home,where = _find_manifest(self.storage)
     if self._uid not in (None, manifest.uid): raise self.replaced_error()
-    self._table = _unpacked_table(manifest, where)
+    self._tables = _unpacked_tables(manifest, where)
     if self._uid is not None or manifest.uid: self._uid = manifest.uid
     if re.search(r'[/\\\0]', manifest.prefix):
         raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
@@ -157,74 +169,38 @@ def read_manifest(self:ShardReader):
     return manifest
 
 @patch(as_prop=True)
-def table(self:ShardReader)->ShardTable:
-    "The table of shards as they are stored, with samples that were dropped"
-    return self.manifest and self._table
+def tables(self:ShardReader)->list: # Of `ShardTable`
+    "The table of the shards of each part, as they are stored, with samples that were dropped"
+    return self.manifest and self._tables
 
 @patch(as_prop=True)
 def shards(self:ShardReader)->ShardTable:
-    "The table of shards, with the numbers of samples that the dataset has of each"
-    if self.gaps is None: return self.table
-    if self._shards is None: self._shards = self.table.without(self.gaps)
-    return self._shards
-
-@patch(as_prop=True)
-def gaps(self:ShardReader)->GapTable:
-    """The places of samples that were dropped, numbered over all shards; `None` if none was
+    """The table of shards in the order of the samples, with the numbers of samples that the dataset has of each
 
     Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
-    return self.gap_table(self.part(0)) if self.manifest.gaps else None
+    if not self.manifest.runs: return self.tables[0]
+    if self._shards is None:
+        joined = joined_tables(self.tables)
+        self._shards = joined.select(*ordered_shards(self.run_tables[0], joined, [t.starts[-1] for t in self.tables]))
+    return self._shards
 
 # %% ../../nbs/store/18_shards.ipynb #b305deed
-_MAX_ADDED = 1<<22   # shards of all added parts together
+def _added_numbers(store):
+    "Numbers of the parts with values that were added or changed, and whose fields were not dropped"
+    return [number for number,part in enumerate(store.manifest.part_entries())
+            if part['prefix'].startswith(ADDED) and part['fields']]
 
-def _added_part(store, number, opened):
-    """The `ShardPart` with the values of an edit or of added fields; `opened` are the parts that are open already
-
-    Raises `CorruptSample` for a damaged table, or if all parts together have too many shards."""
-    entry,known = store.manifest.added[number-1],store.manifest.fields
-    try:
-        table = ShardTable.unpack(entry['shards'])
-        if sum(len(part.table) for part in opened if part.folder)+len(table)>_MAX_ADDED: raise ValueError('too many')
-    except (ValueError,KeyError,TypeError) as e:
-        raise CorruptSample(f'{store.name}: a damaged table of shards of part {number}: {e}') from None
-    names = [name for field in entry['fields'] for name in (field,f'{field}.crc') if name in known]
-    return ShardPart(store, f'{INDEX_FOLDER}/', {name:known[name] for name in names}, table, store.storage)
-
-def _added_parts(store):
-    "Yields `(name for messages, ShardPart)` of each part but the first; the error if it cannot be opened"
-    for number,entry in enumerate(store.manifest.added, 1):
-        if not entry: continue
-        try: yield f'part {number}',store.part(number)
-        except StoreError as e: yield f'part {number}',e
+@patch(as_prop=True)
+def opened(self:ShardReader)->dict: # `{number: ShardPart}`
+    "The parts that this process has opened"
+    if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
+    return self._opened[1]
 
 @patch
 def part(self:ShardReader, number):
-    """As in `StoredDataset`: 0 is the shards themselves, the others are `manifest.added`, counted from 1
-
-    Each process has its own. Raises `CorruptSample`."""
-    if self._opened[0]!=os.getpid(): self._opened = os.getpid(),{}
-    parts = self._opened[1]
-    if number in parts: return parts[number]
-    if number: new = _added_part(self, number, list(parts.values()))
-    else: new = ShardPart(self, '', self.manifest.fields, self.table, self.tars, self.manifest.gaps)
-    return parts.setdefault(number, new)
-
-@patch
-def check_runs(self:ShardReader, tables):
-    """As in `StoredDataset`
-
-    In the table of shards, samples have their numbers in the dataset, whatever the runs of part 0 say."""
-    added = [entry.get('fields', ()) for entry in self.manifest.added]
-    used = [np.unique(table.parts).tolist() for table in tables]
-    for k,table in enumerate(tables):
-        table.firsts = np.where(table.parts==0, table.starts, table.firsts)
-        if not table.parts.any(): tables[k] = RunTable.whole(table.n)
-    for field,column in self.manifest.runs['columns'].items():
-        for part in filter(None, used[column]):
-            is_there = part<=len(added) and field.removesuffix('.crc') in added[part-1]
-            if not is_there and field in self.manifest.fields: return f'no part {part} with {field!r}'
-    return ''
+    "As in `StoredDataset`; each process has its own"
+    if number in self.opened: return self.opened[number]
+    return self.opened.setdefault(number, ShardPart(self, self.tables[number], number in _added_numbers(self)))
 
 # %% ../../nbs/store/18_shards.ipynb #65f08b71
 @patch
@@ -241,22 +217,24 @@ def read_parts(self:ShardReader, requests, again=False):
 @patch
 def keys(self:ShardReader, numbers):
     "As in `Store`: the keys are in the indices, so that no shard is read"
-    part = self.part(0)
-    return part.keys(self.places_in(part, self.check_numbers(numbers)))
+    numbers = self.check_numbers(numbers)
+    result = np.empty(len(numbers), object)
+    for part,positions,places in self.groups(numbers): result[positions] = part.keys(places)
+    return result.tolist()
 
 @patch
 def shard_url(self:ShardReader,
     i:int # Sample number
 )->str: # Without secrets
     "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `IndexError`"
-    part = self.part(0)
-    (shard,),_ = self.table.at(self.places_in(part, self.check_numbers([i])))
+    (part,_,places), = self.groups(self.check_numbers([i]))
+    (shard,),_ = part.table.at(places)
     return f'{self.tars.url}/{part.file(int(shard))}'
 
 @patch
 def new_epoch(self:ShardReader):
     "As in `Store`: indices are read again, and compared with their checksums, when they are needed"
-    for part in list(self._opened[1].values()): part.new_epoch()
+    for part in list(self.opened.values()): part.new_epoch()
 
 @patch
 def check_rest(self:ShardReader):
@@ -266,14 +244,11 @@ def check_rest(self:ShardReader):
     are removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the
     dataset was replaced."""
     yield from StoredDataset.check_rest(self)
-    yield from self.check_gaps(self.part(0))
-    try: deque(self.failures(), 0)
-    except CorruptSample as e: yield self.manifest.failures,str(e)
+    for part in self.manifest.part_entries():
+        try: deque(_failures_of(self, part), 0)
+        except CorruptSample as e: yield part['failures'],str(e)
     yield from check_labels(self)
-    yield from damaged_parts(self.part(0))
-    for what,part in _added_parts(self):
-        if isinstance(part, StoreError): yield what,str(part)
-        else: yield from damaged_parts(part)
+    for number in range(len(self.tables)): yield from damaged_parts(self.part(number))
 
 # %% ../../nbs/store/18_shards.ipynb #8072c493
 @patch(as_prop=True)
@@ -302,7 +277,7 @@ def cache(self:ShardReader)->FileCache:
     "The cache of whole shards, or None"
     if self._cache is None:
         cache = self._cache_setting
-        if cache is True: cache = FileCache() if self.table.kind.any() or not self.tars.local else None
+        if cache is True: cache = FileCache() if self.tables[0].kind.any() or not self.tars.local else None
         elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
         self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
     return self._cache[0]
@@ -325,16 +300,15 @@ def prefetch(self:ShardReader,
 
     Shards with other fields of the same samples are fetched, too."""
     if self.cache is None: return
-    self.part(0).whole_shards.prefetch(shards, wait)
-    fields = {field for entry in self.manifest.added for field in entry.get('fields', ())}
-    if not shards or not fields: return
-    wanted,starts = {},self.shards.starts
-    numbers = np.concatenate([np.arange(*starts[shard:shard+2].tolist()) for shard in shards])
-    for field in fields:
-        for part,_,places in self.groups(numbers, field):
-            if part.folder: wanted.setdefault(part, []).append(part.table.at(places)[0])
+    if not self.manifest.runs: return self.part(0).whole_shards.prefetch(shards, wait)
+    wanted,starts = {part:[] for part in list(self.opened.values())},self.shards.starts
+    numbers = np.concatenate([np.zeros(0, np.int64), *(np.arange(*starts[k:k+2].tolist()) for k in shards)])
+    one_field = {column:field for field,column in self.manifest.runs['columns'].items()}   # of each table of runs
+    for field in {**one_field, 0:None}.values():
+        for part,_,places in self.groups(numbers, field): wanted.setdefault(part, []).append(part.table.at(places)[0])
     for part,used in wanted.items():
-        part.whole_shards.prefetch(list(dict.fromkeys(np.concatenate(used).tolist())), wait)
+        used = np.concatenate([np.zeros(0, np.int64), *used])
+        part.whole_shards.prefetch(list(dict.fromkeys(used.tolist())), wait)
 
 @patch
 def check_cache(self:ShardReader,
@@ -345,9 +319,8 @@ def check_cache(self:ShardReader,
     if self.cache is None: return
     workers = max(1, workers)
     what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
-    for part in (self.part(0), *(part for _,part in _added_parts(self) if not isinstance(part, StoreError))):
-        n_shards = len(part.table)
-        if n_shards: self.cache.check(min(n_shards, workers*each), int(part.table.raw.max()), what, self.name)
+    for table in (self.shards, *(self.tables[number] for number in _added_numbers(self))):
+        if len(table): self.cache.check(min(len(table), workers*each), int(table.raw.max()), what, self.name)
 
 # %% ../../nbs/store/18_shards.ipynb #a11c2259
 @patch
@@ -385,7 +358,7 @@ def wids_index(self:ShardReader,
     Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of
     `split`, or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
-    if self.manifest.added or self.gaps is not None:
+    if _added_numbers(self) or self.manifest.n!=sum(int(table.n[table.idx>0].sum()) for table in self.tables):
         raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
                          'in the tars is what was there before: store.copy writes shards that other tools can read')
     if split is not None and split not in self.splits:
@@ -402,19 +375,22 @@ def wids_index(self:ShardReader,
     return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
 
 # %% ../../nbs/store/18_shards.ipynb #16bea615
-@patch
-def failures(self:ShardReader):
-    "As in `Store`; raises `CorruptSample`"
-    expected,name = self.manifest.failures_crc,self.manifest.failures
-    if expected<0 and not self.manifest.failed: return
-    what = f'{self.name}: {name}, which says what was left out'
-    try: content = self.storage.read(f'{INDEX_FOLDER}/{name}')
+def _failures_of(store, part):
+    "Yields the failures of a part, by its entry in the manifest; raises `CorruptSample`"
+    if not part['failures']: return
+    what = f"{store.name}: {part['failures']}, which says what was left out"
+    try: content = store.storage.read(f"{INDEX_FOLDER}/{part['failures']}")
     except FileNotFoundError: raise CorruptSample(f'{what}: it is not there; samples are not affected') from None
-    if expected>=0 and crc32(content)!=expected:
+    if crc32(content)!=part['failures_crc']:
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')
     for line in content.splitlines():
         try: sample,reason = parse_json(line)
         except (ValueError,TypeError):
-            raise CorruptSample(f'{self.name}: {name}: {line[:60]!r} is no failure, or a damaged one') from None
+            raise CorruptSample(f'{what}: {line[:60]!r} is no failure, or a damaged one') from None
         yield sample,reason
+
+@patch
+def failures(self:ShardReader):
+    "As in `Store`; raises `CorruptSample`"
+    return chain.from_iterable(_failures_of(self, part) for part in self.manifest.part_entries())

@@ -2,7 +2,6 @@
 from typing import Any
 __all__: Any
 from ..order.quality import ShuffleQuality
-from ..runs import GapTable
 from .cache import FileCache
 from .parts import StoredDataset
 from .shard_index import ShardTable
@@ -16,8 +15,9 @@ def _find_manifest(storage):
 
 def _why_not_found(storage, error):
     ...
+_MAX_SHARDS: Any
 
-def _unpacked_table(manifest, where):
+def _unpacked_tables(manifest, where):
     ...
 
 class ShardReader(StoredDataset):
@@ -32,7 +32,7 @@ class ShardReader(StoredDataset):
     _uid: Any
     _cache_setting: Any
     _cache: Any
-    _table: Any
+    _tables: Any
 
     def __init__(self, url: str | Storage, cache: bool | str | FileCache=True, cache_size: int | None=None, timeout: float=20.0, uid: str | None=None, storage_options: dict | None=None, shards_url: str | Storage | None=None):
         ...
@@ -59,7 +59,7 @@ class ShardReader(StoredDataset):
         ...
 
     @property
-    def table(self) -> ShardTable:
+    def tables(self) -> list:
         ...
 
     @property
@@ -67,13 +67,10 @@ class ShardReader(StoredDataset):
         ...
 
     @property
-    def gaps(self) -> GapTable:
+    def opened(self) -> dict:
         ...
 
     def part(self, number):
-        ...
-
-    def check_runs(self, tables):
         ...
 
     def read_parts(self, requests, again=False):
@@ -130,10 +127,9 @@ class ShardReader(StoredDataset):
 
     def failures(self):
         ...
-_MAX_ADDED: Any
 
-def _added_part(store, number, opened):
+def _added_numbers(store):
     ...
 
-def _added_parts(store):
+def _failures_of(store, part):
     ...

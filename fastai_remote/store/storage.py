@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import fsspec
 
 from ..clock import monotonic
-from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge
+from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from ..processes import OwnedFolder
 from .address import (
     chain_links, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
@@ -71,7 +71,6 @@ class StorageLink:
         self._subfolders = {} # Those that `subfolder` returned, by name: each has a client of its own
         self.has_answered = False # Has a call succeeded?
         self._part_bytes = _first_part # Of a file that is read in parts: grows and shrinks with the speed of the link
-        self.was_saved = False # Was this loaded from a saved pickle?
         self.is_relocatable = True # Does `FASTAI_REMOTE_URL` replace the folder, when this is loaded from a pickle?
 
     def reveal(self)->dict:
@@ -135,7 +134,7 @@ class StorageLink:
         is_saved = state.pop('is_saved')
         self.__dict__.update(state)
         if not is_saved: return
-        self.was_saved,self._options,self._secret_url = True,SecretOptions(self._options),Secret(self.url)
+        self._options,self._secret_url = SecretOptions(self._options),Secret(self.url)
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of a Redis server
         if url and self.is_relocatable and not re.match('(rediss?([+]sentinel)?|unix)://', url):
             self.url,self._secret_url,login = _split_url(url)
@@ -211,7 +210,7 @@ class StorageLink:
         """True, to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
 
         If not, raises `StoreFull`, `StoreNotFound`, `StoreUnavailable`, or `error` itself."""
-        if isinstance(error, (UnusableAnswer,TooLarge)): raise retries.unavailable(str(error)) from error
+        if isinstance(error, UnusableAnswer): raise retries.unavailable(str(error)) from error
         if _is_full(error): raise StoreFull(f'{self.url}: no room: {retries.hide(str(error))}') from error
         if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
             raise StoreNotFound(f'{self.url}: {retries.hide(str(error))}') from error
@@ -377,16 +376,10 @@ class Storage(StorageLink):
         limit:int=MAX_FILE # Bytes; more of them are an error
     )->bytes:
         "The content of a file; raises `FileNotFoundError`, and `StoreUnavailable`, also if it is larger than the limit"
-        # raised here, the usual error keeps no frames of `call`
-        if self.local: os.close(open_regular(self.path(name)))
-        def ask(fs):
-            if self.local: return limited(_pieces_at(self.path(name), 0, limit+1), limit, name)
-            try: content = fs.cat_file(self.path(name), start=0, end=limit+1)
-            except Exception as e:
-                if not _is_beyond_end(e): raise
-                return b''   # some servers have no ranges of an empty file
-            return limited([content], limit, name)
-        return self.call(ask)
+        content, = self.ranges([name], [0], [limit+1], beyond=True)
+        if content is None: raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f'{self.url}/{name}')
+        if len(content)<=limit: return content
+        raise StoreUnavailable(f'{self.url}: {name} has more than {limit:,} bytes, which is the limit')
 
     def ranges(self,
         names:list, # Files, one per range
@@ -433,7 +426,8 @@ class Storage(StorageLink):
                 if _is_beyond_end(answer): answer = b''
                 if isinstance(answer, bytes) and not is_believed:
                     answer = _whole_answer(fs, file, answer, int(starts[k]), int(ends[k]), names[k])
-                if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
+                is_missing = isinstance(answer, FileNotFoundError) and _error_code(answer)!='NoSuchBucket'
+                if isinstance(answer, Exception) and not is_missing:
                     failure = answer
                     continue
                 todo.remove(k)

@@ -7,7 +7,7 @@ Docs: page `write/base`"""
 # are empty, and the labels have no common codes yet. This module has the interface of writers, and what a commit
 # needs. Nothing here depends on a server.
 
-import hashlib, os, re, socket, threading
+import os, re, socket, threading
 from contextlib import contextmanager, suppress
 from typing import TypedDict
 
@@ -25,13 +25,6 @@ from .totals import Totals
 # field is called *staged*. The commit sorts the labels of all records, which are the vocabulary, and replaces each hash
 # by the position of its label, in the narrowest integer type that holds all positions. The result does not depend on
 # which worker was faster, and what only samples have that failed in the end is no label.
-
-def label_hash(
-    labels:list # Labels, `str`
-)->np.ndarray: # `int64`, shape `(len(labels),)`
-    "Returns a 64-bit hash of each label (BLAKE2b)"
-    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
-    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
 
 # --- Names
 
@@ -131,12 +124,8 @@ class Place:
 
     All methods raise `StoreUnavailable` if the place cannot be reached; all that write raise `StoreBusy` without the
     lock."""
-    name:str = '' # Name of the dataset
-
-    @property
-    def url(self)->str:
-        "Where the dataset is written, without secrets"
-        raise NotImplementedError
+    name:str # Name of the dataset
+    url:str # Where the dataset is written, without secrets
 
     @property
     def how_to_abandon(self)->str:
@@ -242,7 +231,6 @@ class Writer:
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
     place:Place = None # Where the dataset appears
     plan:Plan = None # Set by `begin`
-    takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
     base:Store = None # The version that is there, if this writes a new version of it
@@ -338,8 +326,7 @@ class Writer:
     ):
         """Writes samples; it is safe to repeat the call
 
-        `columns` also has a column `FIELD.crc` of checksums for each field of bytes, and `__key__` if `takes_keys`. If
-        `takes_label_hashes`, the column of a staged field is called `FIELD~`, and is an `int64` array."""
+        `columns` also has a column `FIELD.crc` of checksums for each field of bytes, and `__key__` if `takes_keys`."""
         raise NotImplementedError
 
     def done(self,
@@ -473,17 +460,9 @@ class Writer:
 
         By default, no value is refused."""
 
-    def progress(self)->str:
-        "Returns how far an unfinished ingest is, for a message; as `Place.progress`"
-        return self.place.progress()
-
-    def how_to_abandon(self)->str:
-        "Returns the call that drops an unfinished ingest, for a message"
-        return self.place.how_to_abandon
-
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
-        return 'overwrite=True' if self.change is None else self.how_to_abandon()
+        return 'overwrite=True' if self.change is None else self.place.how_to_abandon
 
 # --- New versions
 
@@ -546,11 +525,9 @@ class MemoryPlace(Place):
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
-        self.name = check_name(name)
+        self.name,self.url = check_name(name),f'memory:{name}'
         self.lock,self.store,self.ingest = threading.Lock(),None,None
 
-    @property
-    def url(self)->str: return f'memory:{self.name}'
     def take(self):
         if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
 

@@ -32,12 +32,10 @@ class FolderPlace(Place):
         self.storage,self.foreign = storage,foreign
         # for everything but shards, `labels.json` and manifest; an index of others' shards is written there as a whole
         self.hidden = storage if storage.name==INDEX_FOLDER else storage.subfolder(INDEX_FOLDER)
-        self.name = check_name(name or storage.name)
+        self.name,self.url = check_name(name or storage.name),storage.url
         self.lock = FolderLock(self.hidden, url=storage.url)
         self.next_generation = 1 # The first one whose files no process that may still run can write
 
-    @property
-    def url(self)->str: return self.storage.url
     @property
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
 

@@ -19,7 +19,7 @@ from ..store.redis import read_failures
 from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
 from .base import chunk_count, ChunksLost, ServerRestarted, Writer
-from .redis_labels import RedisLabels
+from .redis_labels import label_hash, RedisLabels
 from .redis_lost import lost_of_range
 from .redis_place import RedisPlace
 from .redis_state import packed_writes, parse_record
@@ -34,7 +34,6 @@ from .revision import Change, NewPart
 
 class RedisWriter(Writer):
     "Writes a dataset to Redis: call `begin`, then `put` and `done` from any process, then `commit` and `close`"
-    takes_label_hashes = True
 
     def __init__(self,
         link:RedisLink, # The server
@@ -86,7 +85,7 @@ class RedisWriter(Writer):
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
-        columns:dict, # `{field: list of bytes, or array}`, each of length n; staged values are in column `FIELD~`
+        columns:dict, # `{field: list of bytes or labels, or array}`, each of length n
         run:str=None # The `server_run` that must still be the current one; default: any
     ):
         """Writes samples, on a single server in one transaction while the lock is held
@@ -95,14 +94,15 @@ class RedisWriter(Writer):
         if not len(numbers): return
         layout,fields,commands = self.layout,self.plan['fields'],[]
         for field,values in columns.items():
+            spec = fields.get(field, {})
+            if spec.get('staged'): field,values = f'{field}~',label_hash(values) if spec['text'] else values
             if isinstance(values, list):
                 values_of = {}   # `{hash tag: [key, value, …]}`; on a single server there is one
                 for key,value in zip(layout.values(field, numbers.tolist()), values):
                     values_of.setdefault(key[:key.find('}')] if self.plan['tags'] else '', []).extend((key, value))
                 commands += [('MSET', *pairs) for pairs in values_of.values()]
             else:
-                check = fields.get(field.removesuffix('~'), {}).get('check')
-                commands += packed_writes(layout, field, values.dtype, numbers, values, check)
+                commands += packed_writes(layout, field, values.dtype, numbers, values, spec.get('check'))
         self.place.lock.write(commands, run)
 
     def write_part(self, new, run):
@@ -131,8 +131,7 @@ class RedisWriter(Writer):
         def is_first(p):
             if not p.exists(keys.plan): raise lock.lost()   # the ingest has ended
             return not p.exists(key)
-        if not lock.transaction_if(keys.lock, lock.token, queue, run, watch=(key, keys.plan), when=is_first):
-            raise lock.lost()
+        lock.transaction(queue, run, watch=(key, keys.plan), when=is_first)
 
     def _forget_chunks(self, chunks, run=None):
         "Removes the records of `chunks`, so that they are written again"
@@ -156,7 +155,7 @@ class RedisWriter(Writer):
 
     def failures(self):
         "What could not be converted, as an iterator of `(sample, reason)`, both `str`; raises `CorruptSample`"
-        return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
+        return read_failures(self.link, self.layout, self.name, f' ({self.place.how_to_abandon} drops what is there)')
 
     # --- Free memory
 
@@ -204,7 +203,8 @@ class RedisWriter(Writer):
         plan,run = self.plan,self.server_run()
         totals = self.totals()
         gaps = totals.gaps()
-        self._rewrite_lost_chunks(gaps.gaps(), run)
+        lost = self._lost_values(plan['n'], gaps.gaps())
+        self._write_again({chunk for some in lost for chunk in np.unique(some//plan['chunk']).tolist()}, run)
         self._remove_under(gaps.gaps(), run)
         manifest = Manifest(self.name, 0, {}, prefix=plan['prefix'], tags=plan['tags'], uid=uuid.uuid4().hex)
         totals.describe(manifest, self.known_labels)
@@ -220,21 +220,15 @@ class RedisWriter(Writer):
         for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
             vocab = manifest.vocab.get(field)
             counts,unknown = labels.encode(field, manifest.fields[field]['dtype'], vocab)
-            self._write_again(np.unique(unknown//self.plan['chunk']).tolist(), run)
+            self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
             if vocab is not None: manifest.counts[field] = counts.tolist()
 
-    def _rewrite_lost_chunks(self, gaps, run):
-        """Removes the records of chunks of which values are lost, if there are any, and raises `ChunksLost`
-
-        `gaps` are the places without a sample, ascending. The next run writes these chunks again."""
-        lost = self._lost_values(self.plan['n'], gaps)
-        chunks = {chunk for some in lost for chunk in np.unique(some//self.plan['chunk']).tolist()}
-        self._write_again(sorted(chunks), run)
-
     def _write_again(self, chunks, run):
-        "Removes the records of `chunks`, of which values are lost, and raises `ChunksLost`; not if there are none"
+        """Removes the records of a set of chunks of which values are lost, and raises `ChunksLost`; not if it is empty
+
+        The next run writes these chunks again."""
         if not chunks: return
-        self._forget_chunks(chunks, run)
+        self._forget_chunks(sorted(chunks), run)
         who = 'a node of the cluster' if self.plan['tags'] else 'the server'
         raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
                      'repeat the same call to write these chunks again')
@@ -244,8 +238,8 @@ class RedisWriter(Writer):
 
         It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and
         has dropped keys."""
-        def count_evicted(client): return client.info('stats').get('evicted_keys', 0)
-        if not self.plan['tags'] and not self.link.call(count_evicted): return iter(())
+        has_all = not self.plan['tags'] and not self.link.call(lambda c: c.info('stats').get('evicted_keys', 0))
+        if has_all: return iter(())
         return lost_of_range(self.link, self.layout, self.plan['fields'], n, gaps)
 
     # --- Gaps

@@ -6,14 +6,22 @@ Docs: page `write/redis_labels`"""
 # integers 3 and 7 are two classes, not eight. More than 2²⁰ distinct integers are not treated as classes; they are
 # stored as numbers. If `vocab=` or the source names the classes, integers are codes of these names.
 
+import hashlib
+
 import numpy as np
 
 from ..core import CorruptSample, packed_crcs, StoreError
 from ..runs import GapTable
-from ..store.redis_layout import element_dtype, element_size, key_layout, KEY_BITS
-from .base import label_hash
+from ..store.redis_layout import element_size, key_layout, KEY_BITS, packed_reads, unpack_replies
 from .redis_place import RedisPlace
 from .redis_state import packed_writes
+
+def label_hash(
+    labels:list # Labels, `str`
+)->np.ndarray: # `int64`, shape `(len(labels),)`
+    "Returns a 64-bit hash of each label (BLAKE2b), as which it is staged"
+    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
+    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
 
 class RedisLabels:
     "Gives the labels of a dataset their codes, when its ingest is committed"
@@ -40,7 +48,7 @@ class RedisLabels:
         self.place.lock.write([('UNLINK', key) for key in keys], self.run)
         spec,counts,unknown = self.plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
         encode = self._encoder(field, dtype, vocab)
-        for places,staged in self._scan(f'{field}~', spec):
+        for places,staged in self._staged(field):
             codes,is_known = encode(staged)
             unknown.append(places[~is_known])
             first,stop = int(places[0]),int(places[-1])+1
@@ -67,36 +75,31 @@ class RedisLabels:
             return order[at],sorted_hashes[at]==values
         return encode
 
-    def _scan(self, field, spec, step=1<<19):
-        """Returns an iterator of `(places, values)`, arrays, over the packed values of all samples, in parts
+    def _staged(self, field, step=1<<19):
+        """Returns an iterator of `(places, values)`, arrays, over the staged values of all samples, in parts
 
         A part has the samples of `step` places; `step` divides `2**KEY_BITS`, as a part is read from one key. Parts
-        without samples are left out. `field` ends in `~` for staged values; `spec` is the entry of the field in the
-        plan. When iterated, raises `CorruptSample` for a value that does not match its checksum, and `StoreError` if
-        values are lost."""
+        without samples are left out. When iterated, raises `CorruptSample` for a value that does not match its
+        checksum, and `StoreError` if values are lost."""
         gaps = self.gaps
         starts = np.arange(0, gaps.n_places+step, step).clip(max=gaps.n_places)
         numbers = gaps.samples_before(starts).tolist()
-        for start,first,stop in zip(starts.tolist(), numbers, numbers[1:]):
+        for first,stop in zip(numbers, numbers[1:]):
             if first==stop: continue
             places = gaps.places(np.arange(first, stop))
-            yield places,self._read_packed(field, spec, start, places)
+            yield places,self._read_staged(field, places)
 
-    def _read_packed(self, field, spec, start, places):
-        "Returns the packed values of `places`, all in one key and none before place `start`; the rest is as in `_scan`"
-        size,dtype,check = element_size(spec),np.dtype(spec['dtype']),spec.get('check')
-        key,offset = self.layout.packed(field, start>>KEY_BITS),(start&((1<<KEY_BITS)-1))*size
-        n_bytes,plain_field = (int(places[-1])+1-start)*size,field.removesuffix('~')
-        raw = self.place.link.call(lambda c: c.getrange(key, offset, offset+n_bytes-1))
-        if len(raw)!=n_bytes: raise self._error(StoreError, f'the server lost values of {plain_field!r}')
-        elements = np.frombuffer(raw, element_dtype(dtype) if check else dtype.newbyteorder('>'))[places-start]
-        values = (elements['value'] if check else elements).astype(dtype)
-        bad = np.flatnonzero(packed_crcs(values, places)!=elements['crc']) if check else ()
+    def _read_staged(self, field, places):
+        "Returns the staged values of `places`, all in one key; raises as `_staged`"
+        spec,crcs = self.plan['fields'][field],np.zeros(len(places), np.uint32)
+        commands,reads = packed_reads(self.layout, f'{field}~', spec['dtype'], places, spec['check'])
+        replies = iter(self.place.link.send(commands))
+        values,missing = unpack_replies(reads, replies, spec['dtype'], len(places), crcs)
+        advice = f'{self.place.how_to_abandon} drops what is there, then ingest again'
+        if missing: raise StoreError(f'{self.place.name}: the server lost values of {field!r}: {advice}')
+        bad = np.flatnonzero(packed_crcs(values, places)!=crcs)
         if not len(bad): return values
         at = int(places[bad[0]])
-        raise self._error(CorruptSample, f'the value of {plain_field!r} for sample {at}, in key {key} at byte '
-                                         f'{offset+(at-start)*size:,}, in {self.place.url} is damaged')
-
-    def _error(self, kind, what):
-        "An error of class `kind` which says `what` is wrong, and what to do"
-        return kind(f'{self.place.name}: {what}: {self.place.how_to_abandon} drops what is there, then ingest again')
+        key,offset = self.layout.packed(f'{field}~', at>>KEY_BITS),(at&((1<<KEY_BITS)-1))*element_size(spec)
+        raise CorruptSample(f'{self.place.name}: the value of {field!r} for sample {at}, in key {key} at byte '
+                            f'{offset:,}, in {self.place.url} is damaged: {advice}')

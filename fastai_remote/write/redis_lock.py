@@ -37,7 +37,7 @@ class RedisLock:
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
         self.tags = self._choose_tags()
         self.keys = IngestKeys(self.name, self.tags)
-        self.token = self._new_token()
+        self.token = json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
         held_locks.add(self.token)
         try: self._acquire(progress)
         except BaseException:   # if the server has the token after all, the next one who comes removes it
@@ -45,10 +45,6 @@ class RedisLock:
             raise
         self.stop = threading.Event()
         threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
-
-    def _new_token(self):
-        "Returns what the lock is to hold, `bytes` of a JSON object"
-        return json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
 
     def _acquire(self, progress):
         """Stores the token in the lock; raises `StoreBusy` if it is held, also if another writer of this process has it
@@ -64,7 +60,7 @@ class RedisLock:
             if other_token is None: continue   # just released
             holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
             if holder['host']!=host_id() or _is_held(other_token, holder['pid']): raise self._busy(holder, progress)
-            self.transaction_if(key, other_token, lambda p: p.delete(key))
+            self._transaction_if(other_token, lambda p: p.delete(key))
         else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands; try again')
 
     def _busy(self, holder, progress):
@@ -83,7 +79,7 @@ class RedisLock:
         "Runs in a thread: renews the lease regularly until the event `stop` is set"
         key = self.keys.lock
         while not wait(stop, LEASE_SECONDS/3):
-            try: self.transaction_if(key, self.token, lambda p: p.expire(key, LEASE_SECONDS))
+            try: self._transaction_if(self.token, lambda p: p.expire(key, LEASE_SECONDS))
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
@@ -92,7 +88,7 @@ class RedisLock:
         Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
         self.stop.set()
         held_locks.discard(self.token)
-        def release(_): self.transaction_if(self.keys.lock, self.token, lambda p: p.delete(self.keys.lock))
+        def release(_): self._transaction_if(self.token, lambda p: p.delete(self.keys.lock))
         self.link.call(release, timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
@@ -110,21 +106,16 @@ class RedisLock:
     # A transaction reads a key and then queues commands, which the server runs only if the key has not changed
     # meanwhile.
 
-    def transaction_if(self,
-        key:str, # The key to check
-        value:bytes, # What it must hold
-        queue, # `queue(pipeline)` queues the commands; may be called again
-        run:str=None, # The `server_run` that must still be the current one; default: any
-        watch=(), # More keys on the same server, whose changes by others repeat the call
-        when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
-    # The list of replies, `True` if it is empty, or `when` returned a false value; `False` if `key` has another value
-    ):
-        "Runs commands in one transaction, only if `key` holds `value`; raises `ServerRestarted` if `run` has ended"
+    def _transaction_if(self, token, queue, run=None, watch=(), when=None):
+        """Does what `transaction` does, only if the lock holds `token`; returns `False` if it does not
+
+        In a cluster, the sets of names are left to `transaction`."""
+        key = self.keys.lock
         restarted = ServerRestarted(f'{self.link.url}: the server restarted while {self.name!r} was written; '
                                 'repeat the same call to go on')
         if run is not None and self.tags and self.server_run()!=run: raise restarted
         def attempt(p):
-            if p.get(key)!=value: return False
+            if p.get(key)!=token: return False
             if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
             if when is not None and not when(p): return True
             p.multi()
@@ -133,13 +124,16 @@ class RedisLock:
         return self.link.call(lambda client: watched_transaction(client, [key, *watch], attempt), key=key)
 
     def transaction(self,
-        queue, # `queue(pipeline)` queues commands for the keys that describe the ingest and the dataset
-        run:str=None, # As in `transaction_if`
+        queue, # `queue(pipeline)` queues the commands; may be called again
+        run:str=None, # The `server_run` that must still be the current one; default: any
         add=(), # Keys of sets of names that hold the name of the dataset afterwards
-        discard=() # Keys of sets of names that do not hold it afterwards
-    ): # The list of replies, `True` if it is empty
-        """Runs commands in one transaction while the lock is held; raises `StoreBusy` if it is not, and
-        `ServerRestarted`
+        discard=(), # Keys of sets of names that do not hold it afterwards
+        watch=(), # More keys on the same server, whose changes by others repeat the call
+        when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
+    ): # The list of replies; `True` if it is empty, or `when` returned a false value
+        """Runs commands in one transaction while the lock is held
+
+        Raises `StoreBusy` if it is not, and `ServerRestarted` if `run` has ended.
 
         In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
         transaction."""
@@ -150,7 +144,7 @@ class RedisLock:
             for key in discard: p.srem(key, self.name)
         if self.tags:
             for key in add: self.link.call(lambda c: c.sadd(key, self.name))
-        replies = self.transaction_if(self.keys.lock, self.token, queue_all, run)
+        replies = self._transaction_if(self.token, queue_all, run, watch, when)
         if not replies: raise self.lost()
         if self.tags:
             for key in discard: self.link.call(lambda c: c.srem(key, self.name))
@@ -164,10 +158,9 @@ class RedisLock:
 
     def write(self,
         commands:list, # Tuples: the name of a command, its key, and further arguments
-        run:str=None # As in `transaction_if`
+        run:str=None # As in `transaction`
     ):
-        """Runs commands while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted` as
-        `transaction_if`
+        """Runs commands while the lock is held; raises as `transaction`
 
         On a single server this is one transaction. In a cluster, only commands for the keys that describe the ingest
         are one, after all others: values of nobody else have these keys, and whoever is late writes the same samples
@@ -177,18 +170,17 @@ class RedisLock:
         self.link.send(others)
         def queue(p):
             for command in home: p.execute_command(*command)
-        if home and not self.transaction_if(self.keys.lock, self.token, queue, run): raise self.lost()
+        if home: self.transaction(queue, run)
 
     def unlink(self,
         keys:list, # Names that begin alike, up to a number
-        run:str=None # As in `transaction_if`
+        run:str=None # As in `transaction`
     ):
         """Removes keys while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted`
 
         In a cluster, the lock is checked before."""
         if not self.tags: return self.write([('UNLINK', *keys)], run)
-        if not self.transaction_if(self.keys.lock, self.token, lambda p: p.exists(self.keys.lock),
-                                   run): raise self.lost()
+        self.transaction(lambda p: p.exists(self.keys.lock), run)
         # keys without a hash tag are of a dataset that was written before the cluster was
         self.link.send([('UNLINK', *keys)] if keys[0][0]=='{' else [('UNLINK', key) for key in keys])
 

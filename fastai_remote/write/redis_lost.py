@@ -17,9 +17,9 @@ from ..store.redis_layout import packed_reads, unpack_replies
 from ..store.redis_link import RedisLink
 
 def _lost_of_field(link, layout, field, spec, numbers):
-    """Does what `lost_samples` does, for one field; returns an `int64` array
+    """Those of the samples `numbers` that lack a value of a field, or whose packed value does not match its checksum
 
-    `spec` is the entry of the field in the plan."""
+    `numbers` and the result are ascending `int64` arrays; `spec` is the entry of the field in the plan."""
     if spec['dtype'] is None: return _without_key(link, layout, field, numbers)
     check = spec.get('check')
     commands,reads = packed_reads(layout, f'{field}~' if spec.get('staged') else field, spec['dtype'], numbers, check)
@@ -43,18 +43,6 @@ def _without_key(link, layout, field, numbers):
     exist = link.send([('EXISTS', key) for key in layout.values(field, unsure.tolist())])
     return unsure[np.array(exist)==0]
 
-def lost_samples(
-    link:RedisLink, # The cluster or server
-    layout, # `key_layout` of the dataset
-    fields:dict, # `fields` of a plan
-    numbers:np.ndarray # Sample numbers, ascending, `int64`
-)->np.ndarray: # Sample numbers, ascending
-    "Returns those of the samples `numbers` that lack a value, or have a packed value that does not match its checksum"
-    lost = np.zeros(0, np.int64)
-    if not len(numbers): return lost
-    for field,spec in fields.items(): lost = np.union1d(lost, _lost_of_field(link, layout, field, spec, numbers))
-    return lost
-
 def lost_of_range(
     link:RedisLink, # The cluster or server
     layout, # `key_layout` of the dataset
@@ -63,11 +51,12 @@ def lost_of_range(
     gaps:np.ndarray=(), # Numbers without a sample, ascending
     step:int=1<<13 # Samples that are looked for at a time
 ): # Iterator of arrays of sample numbers, ascending and not empty
-    "Finds the lost samples of a whole dataset, as `lost_samples` does; memory does not grow with `n`"
+    "Finds samples that lack a value, or have a packed one that does not match; memory does not grow with `n`"
     gaps = np.asarray(gaps, np.int64)
     for start in range(0, n, step):
         stop = min(start+step, n)
         low,high = np.searchsorted(gaps, [start,stop])
         numbers = np.setdiff1d(np.arange(start, stop), gaps[low:high], assume_unique=True)
-        lost = lost_samples(link, layout, fields, numbers)
-        if len(lost): yield lost
+        if not len(numbers): continue
+        lost = [_lost_of_field(link, layout, field, spec, numbers) for field,spec in fields.items()]
+        if any(map(len, lost)): yield np.unique(np.concatenate(lost))

@@ -17,7 +17,7 @@ import redis
 from ..clock import monotonic
 from ..core import CorruptSample, Manifest, NewerFormat, seal, StoreError, StoreExists, StoreNotFound
 from ..core import StoreUnavailable, unseal, UnsupportedFormat
-from ..store.redis import find_manifest, NAMES_KEY, read_manifest, USED_KEY
+from ..store.redis import find_manifest, NAMES_KEY, USED_KEY
 from ..store.redis_layout import key_layout
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of
@@ -37,12 +37,10 @@ class RedisPlace(Place):
         token:bytes=None, # Of the lock, as in `RedisLock`
         tags:int=None # As in `RedisLock`
     ):
-        self.link,self.name = link,check_name(name)
+        self.link,self.name,self.url = link,check_name(name),link.url
         self.lock = RedisLock(link, name, token, tags)
         self.manifest_key = None # Where a dataset that was opened has its manifest
 
-    @property
-    def url(self)->str: return self.link.url
     @property
     def keys(self)->IngestKeys: return self.lock.keys
     @property
@@ -70,8 +68,9 @@ class RedisPlace(Place):
 
         One of a newer format, and something else under a name that is not in the list of datasets, are errors also
         with `accept_damage`."""
-        try: return read_manifest(self.link, self.name, may_be_cluster=may_be_moved or bool(self.lock.tags))
-        except StoreNotFound: return None
+        key,stored = find_manifest(self.link, self.name, may_be_moved or bool(self.lock.tags))
+        if stored is None: return None
+        try: return Manifest.from_json(stored, f'{self.url}, {self.name}')
         except CorruptSample:
             if not accept_damage: raise
         except NewerFormat: raise
@@ -79,7 +78,7 @@ class RedisPlace(Place):
             is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
             if not is_listed:
                 raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the '
-                                        f'key {find_manifest(self.link, self.name)[0]}') from None
+                                        f'key {key}') from None
             if not accept_damage:
                 raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
                                         f'RedisStore.delete(url, {self.name!r}) drops it') from None
@@ -233,7 +232,7 @@ class RedisPlace(Place):
     def publish(self,
         manifest:Manifest, # Of the new version, with a new `uid`
         tables:dict, # `{key: bytes}` to store with it
-        run:str=None, # The server that must still run, as in `RedisLock.transaction_if`
+        run:str=None, # The server that must still run, as in `RedisLock.transaction`
         version=None # As in `Place.publish`
     )->Manifest:
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more

@@ -7,12 +7,9 @@ Docs: page `write/redis_version`"""
 # can be interrupted and continued. Its commit replaces the manifest. (Decision note 0027.)
 
 import uuid
-from dataclasses import replace
 
 import numpy as np
 
-from ..store.redis_layout import key_layout
-from ..store.redis_parts import DatasetPart
 from .redis_state import value_keys
 from .revision import NewVersion
 
@@ -22,11 +19,10 @@ class RedisVersion(NewVersion):
     "The next version of a dataset in Redis"
     def __init__(self, store):
         super().__init__(store)
-        self.parts = store.parts
         self.manifest.uid = uuid.uuid4().hex
         # Keys that only the version before uses, and those that nobody uses any more, as `value_keys` returns them
         self.before,self.dropped = [],[]
-        self.link,self._mean_bytes = store.link,{}
+        self._mean_bytes = {}
 
     def mean_bytes(self,
         field:str, # A variable-width field
@@ -36,16 +32,11 @@ class RedisVersion(NewVersion):
 
         Further calls for the same field return the same number."""
         if field not in self._mean_bytes:
-            table = self.columns[field]
-            numbers = np.unique(np.linspace(0, table.n-1, n).astype(np.int64))
-            keys = [key for part,_,inside in table.groups(numbers)
-                    for key in self.parts[part].layout.values(field, self._places(part, inside).tolist())]
-            self._mean_bytes[field] = sum(self.link.send([('STRLEN', key) for key in keys]))/len(keys)
+            numbers = np.unique(np.linspace(0, len(self.store)-1, n).astype(np.int64))
+            keys = [key for part,_,places in self.store.groups(numbers, field)
+                    for key in part.layout.values(field, places.tolist())]
+            self._mean_bytes[field] = sum(self.store.link.send([('STRLEN', key) for key in keys]))/len(keys)
         return self._mean_bytes[field]
-
-    def _places(self, part, numbers):
-        "The places of samples in part number `part` of the version before, int64"
-        return self.store.places_in(self.parts[part], numbers)
 
     def free(self,
         numbers:np.ndarray, # Sample numbers of the version before, ascending
@@ -57,8 +48,8 @@ class RedisVersion(NewVersion):
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
             self.subtract_bytes(round(self.mean_bytes(field)*len(numbers)))
-            for part,_,inside in self.columns[field].groups(numbers):
-                self._free_values(self.parts[part].layout, field, np.sort(self._places(part, inside)))
+            for part,_,places in self.store.groups(numbers, field):
+                self._free_values(part.layout, field, np.sort(places))
 
     def _free_values(self, layout, field, numbers):
         """Adds the keys of `field` at the places `numbers` of a part, ascending and not empty, to `before`
@@ -73,30 +64,14 @@ class RedisVersion(NewVersion):
                 begin = first+(k-first)%n_tags   # a tag has every n-th number
                 if begin<stop: self.before.append([f'{start}:{field}:', begin, stop, n_tags])
 
-    def add_part(self, part, has_samples=False):
-        super().add_part(part)
-        fields = {field:dict(spec) for field,spec in part.fields.items()}
-        layout = key_layout(part.prefix, part.tags)
-        self.parts = [*self.parts, DatasetPart(layout, fields, part.n, part.failed, part.gaps)]
-        return len(self.parts)-1
-
     def forget(self, fields):
         for field in fields:
-            n,dtype = self.columns[field].n,self.fields[field]['dtype']
+            n,dtype = len(self.store),self.fields[field]['dtype']
             if dtype is None: self.subtract_bytes(round(self.mean_bytes(field)*n))
             elif not field.endswith('.crc'): self.subtract_bytes(n*np.dtype(dtype).itemsize)
-        for part in self.parts:
+        for part in self.store.parts:
             dropped = {field:spec for field,spec in part.fields.items() if field in fields}
             self.dropped += value_keys(part.layout, dropped, part.n_places)[2:]   # without its failures and gaps
-        self.parts = [replace(part, fields={f:spec for f,spec in part.fields.items() if f not in fields})
-                      for part in self.parts]
 
-    def finish(self):
-        manifest = self.manifest
-        manifest.fields,manifest.n = self.fields,self.columns[next(iter(self.fields))].n
-        manifest.parts = [dict(prefix=part.layout.prefix, tags=part.layout.tags, n=part.n, fields=part.fields,
-                               failed=part.failed, gaps=part.gaps) for part in self.parts]
-        manifest.gaps = {}   # those of a dataset of one part
-        key = f"{self.store.manifest_key.removesuffix(':meta')}:~runs@{manifest.uid}#0"
-        manifest.runs,stored = self.pack_tables(key)
-        return manifest,{key:stored}
+    @property
+    def tables_key(self): return f"{self.store.manifest_key.removesuffix(':meta')}:~runs@{self.manifest.uid}#0"

@@ -62,7 +62,7 @@ class Append(Change):
 
     def apply(self, version, parts):
         (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
-        number = version.add_part(part, has_samples=True)
+        number = version.add_part(part)
         for split,first,count,at,span in _grown_splits(store, part):
             if count: version.insert(at, number, first, count)
             if split: splits[split] = span
@@ -151,13 +151,14 @@ class NewVersion:
         self.store,self.fields = store,dict(before.fields)
         self.manifest = replace(before, vocab=dict(before.vocab), counts=dict(before.counts), stats=dict(before.stats),
                                 earlier=[*before.earlier, before.uid][-MAX_EARLIER:])
+        self.parts = [dict(part) for part in before.part_entries()] # As `Manifest.parts`
         tables = store.run_tables or [RunTable.whole(len(store))]
         number = before.runs.get('columns') or dict.fromkeys(self.fields, 0)
-        self.columns = {field:tables[number[field]] for field in self.fields} # `{field: RunTable}`
+        # `{field: RunTable}`; that of '' has the order of the samples
+        self.columns = {'':tables[0], **{field:tables[number[field]] for field in self.fields}}
 
     def add_part(self,
-        part:Manifest, # What was written
-        has_samples:bool=False # Are these more samples? Else values of samples that are there
+        part:Manifest # What was written
     )->int: # Its number in tables of runs
         """Adds a part: its bytes, failures, and labels; types of fields become such that they have its values
 
@@ -169,6 +170,8 @@ class NewVersion:
             before = self.fields[field]
             self.fields[field] = {**before, 'dtype':wider_dtype(manifest.name, field, before['dtype'], spec['dtype'])}
         _add_labels(manifest, part)
+        self.parts += [dict(entry) for entry in part.part_entries()]
+        return len(self.parts)-1
 
     def free(self,
         numbers:np.ndarray, # Sample numbers of the version before, ascending
@@ -201,13 +204,13 @@ class NewVersion:
         n:int # How many they are
     ):
         "Adds samples of a part to all fields"
-        self.change_columns(self.fields, lambda table: table.insert(at, part, first, n))
+        self.change_columns(('', *self.fields), lambda table: table.insert(at, part, first, n))
 
     def drop(self,
         numbers:np.ndarray # Sample numbers of the version before, ascending
     ):
         "Removes samples from all fields"
-        self.change_columns(self.fields, lambda table: table.drop(numbers))
+        self.change_columns(('', *self.fields), lambda table: table.drop(numbers))
 
     def drop_fields(self,
         names # Names of fields
@@ -215,6 +218,7 @@ class NewVersion:
         "Removes fields, with their checksums, and with what is known of their labels and images"
         fields = {name for field in names for name in (field,f'{field}.crc') if name in self.fields}
         self.forget(fields)
+        for part in self.parts: part['fields'] = {f:spec for f,spec in part['fields'].items() if f not in fields}
         self.fields = {f:spec for f,spec in self.fields.items() if f not in fields}
         for name in 'vocab','counts','stats':
             setattr(self.manifest, name, {f:o for f,o in getattr(self.manifest, name).items() if f not in fields})
@@ -225,21 +229,23 @@ class NewVersion:
         "As `free`, for all samples"
         raise NotImplementedError
 
-    def finish(self)->tuple: # The manifest; `{key or file: bytes}` to store with it
-        "Completes `manifest`, with the tables that say where the samples are"
+    @property
+    def tables_key(self)->str:
+        "Key or file of the tables that say where the samples are"
         raise NotImplementedError
 
-    def pack_tables(self,
-        key:str # Where the tables are to be stored
-    )->tuple: # `runs` of the manifest; what is to be stored there, `bytes`
-        "The tables of runs"
-        tables,columns = [],{}
+    def finish(self)->tuple: # The manifest; `{key or file: bytes}` to store with it
+        "Completes `manifest`, with the tables that say where the samples are"
+        manifest,tables,columns = self.manifest,[self.columns['']],{}
         for field in self.fields:
             table = self.columns[field]
             columns[field] = next((k for k,other in enumerate(tables) if other is table), len(tables))
             if columns[field]==len(tables): tables.append(table)
         stored = pack_tables(tables)
-        return {'key':key, 'lengths':list(map(len, tables)), 'crc':crc32(stored), 'columns':columns},stored
+        manifest.runs = {'key':self.tables_key, 'lengths':list(map(len, tables)), 'crc':crc32(stored),
+                         'columns':columns}
+        manifest.fields,manifest.n,manifest.parts,manifest.gaps = self.fields,tables[0].n,self.parts,{}
+        return manifest,{self.tables_key:stored}
 
 def check_fields(
     store:Store, # The version that is there

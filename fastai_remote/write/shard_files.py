@@ -16,8 +16,10 @@ Docs: page `write/shard_files`"""
 
 import re, uuid
 
+import numpy as np
+
 from ..core import MAX_MANIFEST, parse_json
-from ..store.shard_index import INDEX_SUFFIX, index_name, LABELS_KIND, TABLE_FILE
+from ..store.shard_index import ADDED, FAILURES_FILE, INDEX_SUFFIX, index_name, LABELS_KIND, TABLE_FILE
 from ..store.shard_index import ShardManifest, ShardTable
 from ..store.storage import Storage
 
@@ -26,10 +28,9 @@ PLAN_FILE = '.ingest/plan.json'
 SHARD_FILE = re.compile(r'shard(\d*)-(?:[A-Za-z]\w*-)?\d{6,}(?:-\d+)?\.tar$', re.ASCII)
 # Names of our shards in our own folder, with values that were added or changed; group 1 is the generation
 _ADDED_FILE = re.compile(r'\.part-(\d+)-[0-9a-f]{8}-[\w-]*\.tar$', re.ASCII)
-FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json$', re.ASCII)
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.tar|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
-                       r'manifest\.json|labels\.json|\.(?:runs|gaps)-\d+|\.part-[\w-]*\.tar)\.\d+\.part$', re.ASCII)
+                       r'manifest\.json|labels\.json|\.runs-\d+|\.part-[\w-]*\.tar)\.\d+\.part$', re.ASCII)
 # The files in `.ingest` except the lock, and those of a process that has not finished them
 STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
 # The records of chunks
@@ -47,14 +48,14 @@ def generation_of(
 )->int:
     "Returns the generation in the name of a shard, its index, or a list of failures; `None` for other names"
     shard = name.removesuffix(INDEX_SUFFIX)
-    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.match(name)
+    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.fullmatch(name)
     return int(found[1] or 1) if found else None
 
 def added_prefix(
     generation:int # Of the version that adds or changes values
 )->str:
     "How the names of shards with these values begin; no other call, or attempt, has the same"
-    return f'.part-{generation}-{uuid.uuid4().hex[:8]}'
+    return f'{ADDED}{generation}-{uuid.uuid4().hex[:8]}'
 
 def is_added_file(
     name:str # Of a file in our own folder
@@ -111,15 +112,16 @@ def owns_card(
 def is_own_file(
     name:str # Of a file in our own folder
 )->bool:
-    "Is it an index of a shard, a shard of added values, a list of failures, or a table of runs or gaps?"
+    "Is it an index of a shard, a shard of added values, a list of failures, or a table of runs?"
     if name.endswith(INDEX_SUFFIX) or is_added_file(name): return True
-    return bool(FAILURES_FILE.match(name) or TABLE_FILE.fullmatch(name))
+    return bool(FAILURES_FILE.fullmatch(name) or TABLE_FILE.fullmatch(name))
 
 def files_of(
     manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards
 )->set:
     "Returns the names of everything that a dataset may need: shards, also of others, and what is in our own folder"
-    packed = [manifest.shards, *(entry['shards'] for entry in manifest.added if entry)]
-    shards = {name for table in map(ShardTable.unpack, packed) for shard in range(len(table))
+    parts = manifest.part_entries()
+    tables = [ShardTable.unpack(part['shards']) for part in parts]
+    shards = {name for table in tables for shard in np.flatnonzero(table.idx).tolist()
               for name in (table.name(shard), table.index_name(shard))}
-    return shards|{manifest.failures, *(o['key'] for o in (manifest.runs, manifest.gaps) if o)}
+    return shards|{part['failures'] for part in parts}|({manifest.runs['key']} if manifest.runs else set())

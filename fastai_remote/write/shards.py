@@ -109,11 +109,6 @@ class ShardWriter(Writer):
         sizes = f'{self.maxsize} {self.maxcount}'
         return {**plan, 'signature':f"{plan['signature']} {sizes} {ShardManifest.newest_format}"}
 
-    def earlier_failures(self)->bytes:
-        "Returns the lines of the file of failures of `base`, if more samples are written"
-        if not self.plan.get('has_samples'): return b''
-        return b''.join(map(_failure_line, self.base.failures()))
-
     def new_version(self):
         return ShardVersion(self.base, self.plan['generation'] if self.plan else self.base.manifest.generation+1)
 
@@ -128,7 +123,7 @@ class ShardWriter(Writer):
         table.add(dict(shards=self.shards))
         shards = table.table().pack()
         return NewPart(ShardManifest(part.name, part.n, part.fields, vocab=part.vocab, nbytes=part.nbytes,
-                                     counts=part.counts, shards=shards), new.numbers)
+                                     counts=part.counts, prefix=self.plan['part'], shards=shards), new.numbers)
 
     def opener(self):
         return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.plan,
@@ -285,8 +280,8 @@ class ShardWriter(Writer):
         Raises `ChunksLost` if chunks have no record, and `StoreBusy`."""
         plan,table = self.plan,_TableOfRows()
         totals = self.totals(table.add)
-        manifest = ShardManifest(self.name, 0, {}, generation=plan['generation'], prefix=plan['prefix'],
-                                 failures_version=0 if plan['prefix'] else self.index_version)
+        prefix = plan.get('part', plan['prefix'])
+        manifest = ShardManifest(self.name, 0, {}, generation=plan['generation'], prefix=prefix)
         totals.describe(manifest)
         shards = table.table()
         manifest.shards = shards.pack()
@@ -297,13 +292,14 @@ class ShardWriter(Writer):
         return self.publish([NewPart(manifest)], {})
 
     def _write_failures(self, manifest):
-        "Writes the file of failures, if there are any, and sets its checksum in `manifest`"
-        earlier = self.earlier_failures()
-        if not (earlier or manifest.failed): return
+        "Writes the file of failures, if there are any, and sets its name and checksum in `manifest`"
+        if not manifest.failed: return
+        prefix = self.plan['prefix'] or f"index{self.index_version or ''}"
+        manifest.failures = f'{prefix}-failures.json'
         with self.hidden.create(manifest.failures) as file:
             failures = SummingFile(file)
-            failures.write(earlier)
-            for failure in self.failures(): failures.write(_failure_line(failure))
+            for failure in self.failures():
+                failures.write((json.dumps(failure, ensure_ascii=False)+'\n').encode('utf-8', 'surrogatepass'))
         manifest.failures_crc = failures.crc
 
 def _member_bytes(value):
@@ -329,8 +325,6 @@ class _OtherAttempt(Exception): "Another attempt has recorded the chunk first: i
 _USUAL_RECORD = 1<<19   # bytes; longer ones are read once more, alone
 
 def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
-
-def _failure_line(failure): return (json.dumps(failure, ensure_ascii=False)+'\n').encode('utf-8', 'surrogatepass')
 
 class _TableOfRows:
     "A table of shards, of rows as `ShardWriter.shards` has them, in little memory"
