@@ -27,7 +27,7 @@ NEW_ENV = env -u PYTHONDONTWRITEBYTECODE
 PYTEST = $(NEW_ENV) $(PY) -m pytest -rsfE
 PROCESSES = -n 2 --dist loadgroup
 
-test: setup  # make test [ARGS='-k memory']: all but the slow ones, in about five minutes
+test: setup  # make test [ARGS='-k memory']: all but the slow ones, in about four minutes
 	$(PYTEST) $(or $(ARGS),$(PROCESSES)) -m 'not slow'
 
 # A third process uses the cores while others wait: for servers that are away, for locks that end, for processes

@@ -125,9 +125,10 @@ class SeededDL:
         finally: batches.close()
 
     def one_batch(self):
-        seeds = self.seeds
+        before = self.seeds,self.threads,self.prefetch
+        self.threads = self.prefetch = 0   # the batches after it would be read and built for nothing
         try: return super().one_batch()
-        finally: self.seeds = seeds
+        finally: self.seeds,self.threads,self.prefetch = before
 
     def first_of(self,
         k:int # Number of a batch of this process
