@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from fastai_remote import MemoryStore, mix, RemoteDataset, ShardStore, to_shards
-from fastai_remote.load.epochs import Consumer
+from fastai_remote.load.epochs import Consumer, EpochIterator
 from fastai_remote.load.mix import RoundRobin
 
 N = 60   # in shards of 7
@@ -224,6 +224,14 @@ def test_an_epoch_that_is_read_again_in_the_same_order_is_noticed(ds, kind, opti
     message = 'epoch 1 is read again, in the same order .* call set_epoch'
     if kind=='stream': message = r'shuffle\(\): this epoch has the same random order.*set_epoch'
     with pytest.warns(UserWarning, match=message): assert read(made)==last
+
+@pytest.mark.parametrize('kind', ['batched','stream'])
+def test_a_worker_that_ends_before_the_first_one_begins_has_read_no_epoch(ds, kind):
+    made = source(ds, kind, seed=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        others,first = [list(EpochIterator(made, worker, 2)) for worker in (1,0)]
+    assert sorted(numbers(others+first))==list(range(N))
 
 @pytest.mark.parametrize('make', [lambda ds: ds.shuffle(), lambda ds: mix([ds,ds]), lambda ds: ds.rsample(),
                                   lambda ds: ds.compose(identity).shuffle(9)], ids=['shuffle','mix','rsample','buffer'])

@@ -217,7 +217,7 @@ class Epochs:
 
     def ended(self,
         epoch:int # Its number
-    ): "Called when the results of an epoch have been read to their end"
+    ): "Called when those results of an epoch that the first worker has to give have been read to their end"
 
 def check_options(
     what:str, # What is read, for the message
@@ -250,7 +250,8 @@ class EpochIterator:
         if self.iterator is None: self.iterator = self.source.results(self.key, self.consumer, self.count)
         try: result = next(self.iterator)
         except StopIteration:
-            self.source.ended(self.epoch)
+            # of the first worker alone: another one may have little to read, and end before that one begins
+            if not self.consumer.worker: self.source.ended(self.epoch)
             raise
         self.count += 1
         return result
