@@ -34,6 +34,7 @@ class JsonCodec(Codec):
     def pack(self, o):
         try: s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # raises an error if `o` contains itself
         except RecursionError: raise ValueError(f'{self.name}: {_TOO_DEEP}') from None
+        except TypeError as e: raise TypeError(f'{self.name}: {e}: make a text or numbers of it') from None
         self._check_keys(o)
         return utf8(s)
 

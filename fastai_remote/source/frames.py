@@ -202,20 +202,18 @@ def polars_rows(table)->list:
     or structs with these types."""
     for name,dtype in table.schema.items():
         text = str(dtype)
-        if text=='Time':
-            times = [o and short_time(o) for o in table[name].dt.to_string('%H:%M:%S%.9f').to_list()]
-            table = table.with_columns(type(table[name])(name, times))
-        elif text.startswith('Datetime') and "time_unit='ns'" in text:
-            table = table.with_columns(table[name].dt.to_string('iso:strict'))
+        if text=='Time' or text.startswith('Datetime') and "time_unit='ns'" in text:
+            texts = table[name].dt.to_string('%H:%M:%S%.9f' if text=='Time' else 'iso:strict').to_list()
+            table = table.with_columns(type(table[name])(name, [o and time_text(o) for o in texts]))
         elif re.search(r"\bTime\b|Datetime\(time_unit='ns'", text): raise TypeError(_inner_nanoseconds(name, text))
     return table.rows(named=True)
 
-def short_time(
-    text:str # A time with nine digits of nanoseconds
+def time_text(
+    text:str # A time with nine digits of nanoseconds, maybe with a date and a zone, as Arrow or polars writes it
 )->str:
-    "`text` as Python writes a time, which has six digits of a second or none; with nanoseconds, all nine"
-    if not text.endswith('000'): return text
-    return text.removesuffix('.000000000') if text.endswith('.000000000') else text[:-3]
+    "`text` as Python and pandas write it: with six digits of a second or none, and with nanoseconds all nine"
+    text = re.sub(r'[.]0{9}|(?<=[.]\d{6})000', '', text.replace(' ', 'T', 1).replace('Z', '+00:00'))
+    return re.sub(r'([+-]\d\d)(\d\d)$', r'\1:\2', text)
 
 def _inner_nanoseconds(name, type):
     return (f'column {name!r} has the type {type}: nanoseconds in lists and structs are not kept: make texts or '
@@ -287,7 +285,7 @@ def _arrow_values(field, column, numbers):
         return [column[i].as_py() for i in numbers.tolist()]
     if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': return column.to_pylist()
     texts = column.cast(pa.string()).to_pylist()
-    return [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
+    return [text and time_text(text) for text in texts]
 
 def arrow_types(
     schema, # Of Arrow

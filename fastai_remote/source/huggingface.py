@@ -20,7 +20,7 @@ from .base import as_json, evenly_spaced, LazyPart, named_rows, read_file
 from .base import SampleStream, Sent, split_names
 from .columns import as_stored, class_name, Column, column_name, ColumnOptions, ColumnType
 from .columns import file_format, full_array, LoadRow, Planned, TablePlan
-from .frames import arrow_types, short_time, Table
+from .frames import arrow_types, time_text, Table
 
 # %% ../../nbs/source/08_huggingface.ipynb #6f130c26
 def _content(value):
@@ -198,7 +198,7 @@ def _column_values(column):
     Values of `Array2D` and the like become NumPy's arrays, and lists stay lists. Times of the day with nanoseconds
     become text."""
     if str(column.type)=='time64[ns]':   # of which Arrow would drop the nanoseconds
-        return [text and short_time(text) for text in column.cast('string').to_pylist()]
+        return [text and time_text(text) for text in column.cast('string').to_pylist()]
     if not hasattr(column.type, 'value_type') or not hasattr(column.type, 'shape'): return column.to_pylist()
     rows = [chunk.slice(k, 1) for chunk in column.chunks for k in range(len(chunk))]
     return [None if row.null_count else row.to_numpy(zero_copy_only=False)[0] for row in rows]

@@ -1,4 +1,6 @@
 "Errors of values that users give say what was wrong, and what to give instead"
+from datetime import date
+
 import numpy as np
 import pytest
 from inputs import write_tar
@@ -32,6 +34,10 @@ def test_a_url_with_a_blank_before_it_is_no_path(url, tmp_path, monkeypatch):
 def test_types_are_called_as_in_python(tmp_path, value, says):
     with pytest.raises(IngestError, match=f'got {says}') as error: write(tmp_path, [value])
     assert '<U' not in str(error.value) and 'dtype' not in str(error.value)
+
+def test_what_json_has_not_is_to_be_made_a_text(tmp_path):
+    message = 'json: Object of type date is not JSON serializable: make a text or numbers of it'
+    with pytest.raises(IngestError, match=message): write(tmp_path, [{'when':date(2026, 1, 1)}])
 
 @pytest.mark.parametrize('source,given', [([5], 'int'), ([(1,'x')], 'tuple'),
     ([{'jpg':b'x', 'cls':'a'}], r'dict of jpg \(bytes\), cls \(str\)')])
