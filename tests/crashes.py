@@ -91,9 +91,10 @@ class _Kill(_Crash):
             if self.n==self.at: threading.Timer(self.delay, self.kill).start()
 
     def kill(self):
-        try: os.mkdir(self.killed)
-        except FileExistsError: return   # another worker was first
-        os.mkdir(f'{self.killed}/{os.getpid()}')
+        mine = f'{self.killed}-{os.getpid()}'
+        os.makedirs(f'{mine}/{os.getpid()}', exist_ok=True)
+        try: os.rename(mine, self.killed)   # at once: this process may end meanwhile, when it kills a server
+        except OSError: return   # another worker was first
         os.kill(self.pid or os.getpid(), signal.SIGKILL)
 
 def _what_runs():
