@@ -407,6 +407,12 @@ TABLE_FILE = re.compile(r'\.runs-\d+') # Names of files that say where the sampl
 FAILURES_FILE = re.compile(r'(?:shard|index)(\d*)-failures\.json', re.ASCII) # Group 1 is the generation
 ADDED = '.part-' # How the names of shards in this folder begin, and the `prefix` of their parts
 
+def has_added_values(
+    part:dict # Its entry in the manifest
+)->bool:
+    "Has a part values that were added to samples or changed, and not samples? Then its shards are in our own folder."
+    return part['prefix'].startswith(ADDED)
+
 def index_name(
     shard:str, # Name of a shard
     version:int=0 # The generation that has written it where another index was in use; 0 for the first of all

@@ -26,7 +26,7 @@ from .cache import FileCache
 from .connection import Opener
 from .parts import StoredDataset
 from .shard_check import check_labels, damaged_parts
-from .shard_index import ADDED, INDEX_FOLDER, joined_tables, ordered_shards, ShardManifest
+from .shard_index import has_added_values, INDEX_FOLDER, joined_tables, ordered_shards, ShardManifest
 from .shard_index import ShardTable, TABLE_FILE
 from .shard_part import read_shards, ShardPart
 from .storage import as_storage, Storage
@@ -75,7 +75,7 @@ def _unpacked_tables(manifest, where):
     tables,n_shards = [],0
     for number,part in enumerate(manifest.part_entries()):
         try:
-            is_added = part['prefix'].startswith(ADDED)
+            is_added = has_added_values(part)
             table = ShardTable.unpack(part['shards'], empties=not is_added)
             if not is_added: part['shards'].clear()   # the rest is what this version does not know
             if table.starts[-1]!=part['n']: raise ValueError(f"{part['n']:,} samples, {table.starts[-1]:,} in shards")
@@ -187,8 +187,8 @@ def shards(self:ShardReader)->ShardTable:
 # %% ../../nbs/store/18_shards.ipynb #b305deed
 def _added_numbers(store):
     "Numbers of the parts with values that were added or changed, and whose fields were not dropped"
-    return [number for number,part in enumerate(store.manifest.part_entries())
-            if part['prefix'].startswith(ADDED) and part['fields']]
+    parts = enumerate(store.manifest.part_entries())
+    return [number for number,part in parts if has_added_values(part) and part['fields']]
 
 @patch(as_prop=True)
 def opened(self:ShardReader)->dict: # `{number: ShardPart}`
@@ -200,7 +200,8 @@ def opened(self:ShardReader)->dict: # `{number: ShardPart}`
 def part(self:ShardReader, number):
     "As in `StoredDataset`; each process has its own"
     if number in self.opened: return self.opened[number]
-    return self.opened.setdefault(number, ShardPart(self, self.tables[number], number in _added_numbers(self)))
+    is_added = has_added_values(self.manifest.part_entries()[number])
+    return self.opened.setdefault(number, ShardPart(self, self.tables[number], is_added))
 
 # %% ../../nbs/store/18_shards.ipynb #65f08b71
 @patch

@@ -18,14 +18,6 @@ from ..store.base import MemoryReader, Store
 from .revision import Change, NewPart, NewValues, NewVersion
 from .totals import Totals
 
-# --- Labels
-
-# All labels are known only after the last sample was read, and workers should not have to agree on codes before that.
-# So a worker stores the label, or in Redis a 64-bit hash of it, and the record of a chunk counts its labels. Such a
-# field is called *staged*. The commit sorts the labels of all records, which are the vocabulary, and replaces each hash
-# by the position of its label, in the narrowest integer type that holds all positions. The result does not depend on
-# which worker was faster, and what only samples have that failed in the end is no label.
-
 # --- Names
 
 # Names become parts of Redis keys, so characters with a meaning there, such as `:`, are not allowed.
@@ -118,6 +110,12 @@ def progress_text(
 
 # An ingest uses a writer only through this interface. `RedisWriter`, `ShardWriter` and `MemoryWriter` implement it. The
 # test suite `fastai_remote.testing.WriterTests` checks each of them, and can be inherited for a writer of your own.
+#
+# All labels are known only after the last sample was read, and workers should not have to agree on codes before that.
+# So a worker stores the label, or in Redis a 64-bit hash of it, and the record of a chunk counts its labels. Such a
+# field is called *staged*. The commit sorts the labels of all records, which are the vocabulary, and replaces each hash
+# by the position of its label, in the narrowest integer type that holds all positions. The result does not depend on
+# which worker was faster, and what only samples have that failed in the end is no label.
 
 class Place:
     """Where a dataset appears, and where its ingest keeps what it must remember; one process at a time holds its lock

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..codec.numbers import code_dtype, narrow
 from ..core import CorruptSample, MissingSample
-from ..store.shard_index import ADDED, joined_tables, ordered_shards, ShardTable
+from ..store.shard_index import has_added_values, joined_tables, ordered_shards, ShardTable
 from ..store.shards import ShardReader
 from .revision import NewVersion, wider_dtype
 
@@ -74,7 +74,7 @@ class ShardVersion(NewVersion):
         is_unused[used] = False
         ends = np.cumsum(list(map(len, self.tables)))[:-1]
         for part,table,unused in zip(self.parts, self.tables, np.split(is_unused, ends)):
-            is_added = part['prefix'].startswith(ADDED)
+            is_added = has_added_values(part)
             if not is_added or not part['fields']: part['shards'] = table.freed(unused|is_added).pack()
 
 def _value_bytes(store, field, numbers):
