@@ -190,7 +190,8 @@ def _check(self:Resume, found, train):
     "Raise `ValueError` if the state `found` is of another model, data or batches"
     train.check_state(found['loader'])
     ours,saved = get_model(self.learn.model).state_dict(),found['model']
-    def shape(o, name): return f'no {name}' if name not in o else f'{name} of shape {list(o[name].shape)}'
+    def shape(o, name):
+        return f'no {name}' if name not in o else f'{name} of shape {list(getattr(o[name], "shape", ()))}'
     for name in [*saved, *ours]:
         if shape(ours, name)!=shape(saved, name):
             raise ValueError(f'{self.file.name}: the model had {shape(saved, name)}, and this one has '
@@ -321,7 +322,8 @@ def _save(self:Resume, state):
     model,scaler = get_model(learn.model),getattr(learn, 'scaler', None)
     # gradients that are zero differ from those that are None: the optimiser leaves out the parameters of the latter
     grads = [p.grad if p.grad is None or bool(p.grad.any()) else 0 for p in model.parameters()]
-    full = dict(state, model={name:copied(value) for name,value in model.state_dict().items()}, grads=encode(grads),
+    def stored(value): return copied(value) if isinstance(value, torch.Tensor) else encode(value)
+    full = dict(state, model={name:stored(value) for name,value in model.state_dict().items()}, grads=encode(grads),
                 opt=encode(learn.opt.state_dict()), scaler=encode(scaler.state_dict()) if scaler is not None else None)
     self.writing = self.writer.submit(self.file.write, full)
 
@@ -330,7 +332,7 @@ def _restore(self:Resume, learn, found):
     "Put the state `found` into `learn`, its optimiser, callbacks and metrics"
     model = get_model(learn.model)
     device = next((p.device for p in model.parameters()), 'cpu')
-    model.load_state_dict(found['model'])
+    model.load_state_dict(decode(found['model']))
     learn.opt.load_state_dict(decode(found['opt'], device))
     for p,grad in zip(model.parameters(), decode(found['grads'], device)):
         p.grad = torch.zeros_like(p) if isinstance(grad, int) else grad
