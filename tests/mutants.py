@@ -5,8 +5,10 @@
 Each mutant is a copy of the project in which one place of `store`, `write`, `ingest`, `codec`, `order` or `load` was
 changed by one of the operators below; places are drawn with `--seed`, and each operator gets about the same number.
 First all quick tests run once, and coverage.py notes which of them runs which line. Then, of `--jobs` mutants at a time,
-quick tests run that run the changed line; then `make test`, then the others, of one mutant at a time, until a test fails
-or `--limit` seconds are over (which counts as noticed: the change makes the code hang). The result file `tests/bench/results/mutants-SEED.json` is written after each
+quick tests run that run the changed line. The mutants that these do not notice are made together in one copy, in which
+`make test` and then the other tests run to their end: each test that fails there is tried with each of the mutants
+alone, and mutants that none of them notices survive. A mutant that takes longer than `--limit` seconds counts as
+noticed: the change makes the code hang. The result file `tests/bench/results/mutants-SEED.json` is written after each
 mutant; a run that was stopped continues there. Delete the file to begin anew.
 
 Operators:
@@ -18,8 +20,8 @@ Operators:
 - none: a function that returns something returns `None` at once"""
 import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from coverage import CoverageData
@@ -177,17 +179,16 @@ def tests_of(mutant, data, tests, n=60):
     paths = {path.stem:path.relative_to(tests) for path in tests.rglob('test_*.py')}
     found = sorted(name.split('.', 1) for name in names if name.split('.')[0] in paths)
     chosen = random.Random(0).sample(found, min(n, len(found)))
-    return [f'tests/{paths[file]}::{name.replace(".", "::")}' for file,name in chosen]
+    arguments = [f'tests/{paths[file]}::{name.replace(".", "::")}' for file,name in chosen]
+    return arguments and [*arguments, '-m', 'not slow']
 
-def failed_test(output):
-    "The test that failed first, from what pytest prints"
-    match = re.search(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
-    return match[1] if match else output.strip().splitlines()[-1][:200] if output.strip() else 'no output'
+def failed_tests(output):
+    "The tests that failed, in the order in which pytest prints them"
+    return re.findall(r'^(?:FAILED|ERROR) (tests/.+?)(?: - |$)', output, re.M)
 
-def run(mutant, tests, limit, data=None):
-    """What notices a mutant: the name of a test, 'time' if it hangs; `''` if nothing does
-
-    With `data` of `measured`, it runs tests that run the line, in one process; without, all tests, in two."""
+@contextmanager
+def project_with(mutants, tests):
+    "A copy of the project with the changes and with these tests, as a folder"
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
         copy = Path(folder)/'project'
         ignored = shutil.ignore_patterns('.venv*', '__pycache__', '_docs', '.hypothesis', '.pytest_cache')
@@ -195,31 +196,53 @@ def run(mutant, tests, limit, data=None):
         if tests!=ROOT/'tests':
             shutil.rmtree(copy/'tests')
             shutil.copytree(tests, copy/'tests', ignore=ignored)
-        path = copy/'fastai_remote'/mutant.module
-        path.write_text(changed(mutant, path.read_text()))
-        env = {**os.environ, 'PYTHONPATH':str(copy), 'PYTHONDONTWRITEBYTECODE':'1'}
-        if data is not None:
-            chosen = tests_of(mutant, data, copy/'tests')
-            return chosen and first_failure(copy, env, [*chosen, '-m', 'not slow'], limit) or ''
-        for kind in 'not slow','slow':
-            noticed = first_failure(copy, env, ['-n', '2', '--dist', 'loadgroup', '-m', kind], limit)
-            if noticed: return noticed
-        return ''
+        for mutant in sorted(mutants, key=lambda mutant: mutant.start, reverse=True):   # a change moves what is behind it
+            path = copy/'fastai_remote'/mutant.module
+            path.write_text(changed(mutant, path.read_text()))
+        yield copy
 
 # Not a test of what the code does: a change may make its line longer
 FORM = '--deselect=tests/test_package.py::test_lines_have_at_most_120_characters'
 
-def first_failure(folder, env, arguments, limit):
-    "The test of the project in `folder` that fails first, or 'time' if `limit` seconds are not enough; else `None`"
-    process = subprocess.Popen([sys.executable, '-m', 'pytest', '-x', FORM, *arguments], cwd=folder, env=env,
+def run_tests(folder, arguments, limit=None):
+    "The tests of the project in `folder` that fail; `['time']` if `limit` seconds are not enough"
+    env = {**os.environ, 'PYTHONPATH':str(folder), 'PYTHONDONTWRITEBYTECODE':'1'}
+    process = subprocess.Popen([sys.executable, '-m', 'pytest', FORM, *arguments], cwd=folder, env=env,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try: output,_ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired: return 'time'
+    except subprocess.TimeoutExpired: return ['time']
     finally:
         try: os.killpg(process.pid, 9)
         except ProcessLookupError: pass
         process.wait()
-    return failed_test(output) if process.returncode else None
+    if process.returncode in (0,5): return []   # 5: none of them is to run
+    return failed_tests(output) or [output.strip()[-200:] or 'no output']
+
+def first_failure(mutant, tests, chosen, limit):
+    "The first of the tests `chosen` that notices a mutant, 'time' if it hangs; `''` if none does"
+    if not chosen: return ''
+    with project_with([mutant], tests) as folder: return next(iter(run_tests(folder, ['-x', *chosen], limit)), '')
+
+def apart(mutants):
+    "Lists of mutants whose changes do not overlap, each as long as possible"
+    lists = []
+    for mutant in mutants:
+        def overlaps(other):
+            return mutant.module==other.module and max(mutant.start, other.start)<min(
+                mutant.start+len(mutant.old), other.start+len(other.old))
+        free = next((chosen for chosen in lists if not any(map(overlaps, chosen))), None)
+        if free is None: lists.append(free := [])
+        free.append(mutant)
+    return lists
+
+def failures_together(mutants, tests):
+    "The tests that fail when all of `mutants` are in one project"
+    with project_with(mutants, tests) as folder:
+        kinds = ['-n', '2', '--dist', 'loadgroup', '-m']
+        found = [name for kind in ('not slow','slow') for name in run_tests(folder, [*kinds, kind])]
+    unknown = [text for text in found if not text.startswith('tests/')]
+    if unknown: sys.exit('\n'.join(['the tests ended before their end:', *unknown]))
+    return found
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
@@ -241,17 +264,22 @@ def main():
         key = mutant.module,mutant.start,mutant.new
         mutant.result = 'not run' if args.list else done.get(key, '')
         if mutant.result: show(mutants, mutant)
-    def try_one(mutant, data=None):
+    tests = args.tests.resolve()
+    def try_one(mutant, chosen, otherwise=''):
         began = time.monotonic()
-        mutant.result = run(mutant, args.tests.resolve(), args.limit, data) or ('' if data else 'survived')
-        if mutant.result: show(mutants, mutant, f'({time.monotonic()-began:.0f} s)')
-        if mutant.result and not args.only: write_results(file, args.seed, mutants)
+        mutant.result = first_failure(mutant, tests, chosen, args.limit) or otherwise
+        if not mutant.result: return
+        show(mutants, mutant, f'({time.monotonic()-began:.0f} s)')
+        if not args.only: write_results(file, args.seed, mutants)
     left = [mutant for mutant in mutants if not mutant.result]
     if not left: return
-    data = measured(args.tests.resolve(), args.jobs)
-    with ThreadPoolExecutor(args.jobs) as pool: list(pool.map(partial(try_one, data=data), left))
-    for mutant in left:   # the whole suite needs both cores
-        if not mutant.result: try_one(mutant)
+    data = measured(tests, args.jobs)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda mutant: try_one(mutant, tests_of(mutant, data, tests)), left))
+    for together in apart([mutant for mutant in left if not mutant.result]):
+        failed = failures_together(together, tests)
+        print(f'{len(together)} mutants together: {len(failed)} tests fail', *failed, sep='\n    ', flush=True)
+        for mutant in together: try_one(mutant, failed, 'survived')
 
 def show(mutants, mutant, took=''):
     old = ' '.join(mutant.old.split())[:60]
