@@ -229,6 +229,7 @@ class RedisServer:
         atexit.unregister(self._at_exit)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
         if not self.keep: shutil.rmtree(self.dir, ignore_errors=True)
+        self.owner = None   # it is closed once: also at exit, where `__del__` follows when modules are half gone
 
     def _is_running(self): return self.proc is not None and self.proc.poll() is None
     def __enter__(self): return self

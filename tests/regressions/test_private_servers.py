@@ -22,6 +22,15 @@ def test_a_server_ends_when_its_object_is_replaced(tmp_path):
     with redis_server(tmp_path) as kept: assert redis.Redis.from_url(kept.url).get('x')==b'1'
     server.close()
 
+def test_a_server_is_closed_once():
+    "At exit its object is closed and then dropped, when modules such as `pathlib` do not work any longer"
+    server = redis_server()
+    server.close()
+    server.dir.mkdir()
+    server.close()
+    assert server.dir.exists() and server.proc.poll() is not None
+    server.dir.rmdir()
+
 def test_the_server_that_this_process_runs_for_a_folder_is_returned(tmp_path):
     with redis_server(tmp_path) as server:
         assert redis_server(tmp_path) is server is redis_server(str(tmp_path), port=0)
