@@ -8,7 +8,7 @@ Docs: page `core`"""
 # checksums.
 
 import io, json, re, sys, zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cache
@@ -276,7 +276,7 @@ class Manifest:
 
     def to_json(self)->bytes:
         "The manifest as JSON, with a checksum; raises `StoreError` if it is larger than readers accept"
-        content = asdict(self)
+        content = {name:getattr(self, name) for name in self.__dataclass_fields__}
         described = {key:value for key,value in content.items() if value or key not in self._optional}
         stored = seal({'uid':self.uid, **described})
         if len(stored)>MAX_MANIFEST or parsed_bytes(stored)>MAX_PARSED:

@@ -4,7 +4,7 @@ Docs: page `store/shard_index`"""
 import base64, codecs, dataclasses, json, re, tarfile, zlib
 from array import array
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -516,6 +516,11 @@ class ShardTable:
         empties:bool=False # Take the columns out of `d`, so that their memory is free as soon as possible?
     ):
         "The table in `d`; raises `ValueError`, `KeyError`, `TypeError` if it is damaged, or larger than the limits"
+        if sum(map(len, d.values()))<_SMALL_TABLE: return _small_table(*d.items())
+        return cls._unpack(d, empties)
+
+    @classmethod
+    def _unpack(cls, d, empties):
         column = d.pop if empties else d.__getitem__
         columns = {k:np.frombuffer(_unpack(column(k), _MAX_SHARDS*np.dtype(dtype).itemsize), dtype)
                    for k,dtype in _COLUMNS.items() if k in d}
@@ -533,6 +538,13 @@ class ShardTable:
             k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))
             raise ValueError(f'the name of shard {k}, {table.name(k)!r:.200}, leaves the folder')
         return table
+
+_SMALL_TABLE = 2048   # characters of all columns: a few shards
+
+@lru_cache(1<<13)
+def _small_table(*columns):
+    "The table with these `(name, text)`: each change of a dataset, and each reader, needs those of all changes before"
+    return ShardTable._unpack(dict(columns), False)
 
 def joined_tables(
     tables:list # Of `ShardTable`
