@@ -106,7 +106,8 @@ class FolderPlace(Place):
 
     def _check_names(self, generation):
         "Raises `StoreExists` if another tool has files with names that shards of `generation` may get"
-        others = set(self.storage.names())-set(own_shards(self.storage, self.hidden))
+        names,hidden = self.listed()
+        others = set(names)-set(own_shards(names, hidden))
         others = [name for name in others if generation_of(name)==generation and SHARD_FILE.match(name)]
         if others: raise StoreExists(f'{self.url}: {min(others)} is there, which others wrote: choose another folder')
 
@@ -125,6 +126,11 @@ class FolderPlace(Place):
 
     # --- Cleaning up
 
+    def listed(self)->tuple:
+        "Lists the folder: the names of what is in it, and the paths of the files in our own folder"
+        hidden = self.hidden.files()   # before: the index of a shard is written before the shard
+        return self.storage.names(),hidden
+
     def clean_up(self,
         keep_before:bool=True, # Keep what only the version before uses?
         keep=(), # Names of files that stay, too
@@ -134,9 +140,11 @@ class FolderPlace(Place):
 
         Shards go before the indices that mark them as ours, and the plan goes last. If it is damaged, nobody knows what
         it needs, and nothing is removed, except with `drop`."""
-        try: plan,shards,files = self.unneeded(keep_before, keep, drop)
+        names,hidden = self.listed()
+        try: plan,shards,files = self.unneeded(names, hidden, keep_before, keep, drop)
         except CorruptSample: return False
-        for storage,names in self._begun(): self._remove(storage, names)
+        for storage,there in ((self.storage, names), (self.hidden, hidden)):   # also what a process has only begun
+            self._remove(storage, [name for name in there if PART_FILE.match(name)])
         self._remove(self.storage, shards)
         self._remove(self.hidden, files)
         if plan: return False
@@ -152,6 +160,8 @@ class FolderPlace(Place):
             with self.lock.publishing(): storage.remove(names[k:k+step])
 
     def unneeded(self,
+        names:list, # As from `listed`
+        hidden:list, # As from `listed`
         keep_before:bool=True, # As in `clean_up`
         keep=(), # As in `clean_up`
         drop:bool=False # As in `clean_up`
@@ -162,13 +172,8 @@ class FolderPlace(Place):
         if plan and self.foreign: return plan,[],[]   # indices are named as the shards of others
         if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
         def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
-        shards = [] if self.foreign else list(filter(is_unneeded, own_shards(self.storage, self.hidden)))
-        return plan,shards,[name for name in self.hidden.names() if is_own_file(name) and is_unneeded(name)]
-
-    def _begun(self):
-        "Yields `(folder, names of files that a process has begun and not published)`"
-        for storage,names in ((self.storage, self.storage.names()), (self.hidden, self.hidden.files())):
-            yield storage,[name for name in names if PART_FILE.match(name)]
+        shards = [] if self.foreign else list(filter(is_unneeded, own_shards(names, hidden)))
+        return plan,shards,[name for name in hidden if '/' not in name and is_own_file(name) and is_unneeded(name)]
 
     def drop_plan(self):
         dataset = self.committed()
@@ -188,7 +193,7 @@ class FolderPlace(Place):
 
         Nobody knows which shards are its own: they stay, with their index files, and this warns of them."""
         known = files_of(dataset) if dataset else ()
-        rest = [name for name in own_shards(self.storage, self.hidden)
+        rest = [name for name in own_shards(*self.listed())
                 if name not in known and not _is_index_of_others(self.hidden, name)]
         foreign,self.foreign = self.foreign,True
         self.clean_up(keep=map(index_name, rest), drop=True)

@@ -64,12 +64,12 @@ def is_added_file(
     return bool(_ADDED_FILE.match(name.removesuffix(INDEX_SUFFIX)))
 
 def own_shards(
-    storage:Storage, # A folder
-    hidden:Storage, # Our own folder in it
+    names:list, # Of the files in a folder
+    hidden:list, # Of the files in our own folder in it
 )->list:
     "Returns the names of the shards in a folder that we wrote: each has an index, which is written before it"
-    indices = set(hidden.names())
-    return [name for name in storage.names() if SHARD_FILE.match(name) and index_name(name) in indices]
+    indices = set(hidden)
+    return [name for name in names if SHARD_FILE.match(name) and index_name(name) in indices]
 
 def owns_labels(
     storage:Storage, # A folder

@@ -20,7 +20,8 @@ def leftover_files(
     storage:Storage # The folder
 )->list:
     "Names of files of ours that nothing needs, as a call was killed: the next change removes them"
-    _,shards,files = _place(storage).unneeded()
+    place = _place(storage)
+    _,shards,files = place.unneeded(*place.listed())
     return [*shards, *(f'{INDEX_FOLDER}/{name}' for name in files)]
 
 def delete_shards(
