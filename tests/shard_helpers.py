@@ -20,6 +20,12 @@ def damage(path, content):
     path.write_bytes(content)
     os.utime(path, ns=(time,time))
 
+def change_manifest(folder, **changes):
+    "Writes a manifest with `changes`, and with the right checksum, as its author would"
+    manifest = json.loads((folder/'manifest.json').read_text())
+    del manifest['crc']
+    (folder/'manifest.json').write_bytes(seal({**manifest, **changes}))
+
 def members(path):
     "Name, offset and bytes of each member of a tar"
     with tarfile.open(path) as t: return [(m.name, m.offset_data, t.extractfile(m).read()) for m in t]

@@ -1,5 +1,5 @@
 "Fields of unusual names, an impossible manifest, keys that are gone"
-import json, os, pickle, tarfile
+import os, pickle, tarfile
 
 import pytest
 import redis

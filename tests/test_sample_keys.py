@@ -159,17 +159,6 @@ def test_other_tools_read_our_shards(tmp_path):
     assert store.splits=={'train':[0,12], 'odd name!':[12,15], 'valid':[15,20]} and store[13]['n.u1']==13
     assert [back.load(raw)['age.f4'] for _,raw in raw_samples(back)]==[i/8 for i in range(12)]
 
-@pytest.mark.slow
-def test_datasets_reads_our_shards(tmp_path):
-    datasets = pytest.importorskip('datasets')
-    to_shards([{'jpg':image(i), 'cls':i, 'age.f4':i/8, 'cap.txt':f'{i}'} for i in range(8)], tmp_path/'d', **ORDERED)
-    options = dict(data_files=str(tmp_path/'d/*.tar'), split='train', cache_dir=str(tmp_path/'cache'))
-    for streaming in False,True:
-        got = list(datasets.load_dataset('webdataset', streaming=streaming, **options))
-        for i,o in enumerate(got):
-            assert (o['cls'],o['age.f4.json'],o['cap.txt'],o['__key__'])==(i, i/8, f'{i}', f'{i:09}')
-        assert [o['jpg'].size for o in got]==[(8,8)]*8
-
 def test_an_index_for_wids(tmp_path):
     "Counts of samples and bytes of each shard, split by split; the names of shards of a stream have their split, too"
     splits = {split:({'txt':f'{split} {i}'} for i in range(n)) for split,n in (('train',20), ('valid',7))}

@@ -417,15 +417,6 @@ LETTERS = A,B,C = letter('a', 300),letter('b', 100),letter('c', 20)
 def names(stream): return [name for name, in stream]
 def kinds(names): return Counter(name[0] for name in names)
 
-def test_datasets_whose_labels_have_different_codes_are_not_mixed():
-    def labelled(name, labels):
-        columns = {'x.f4':np.zeros(9, 'f4'), 'cls':np.arange(9, dtype='u1')%6}
-        return RemoteDataset(MemoryStore(columns, name, vocab=labels and {'cls':list(labels)}))
-    with pytest.raises(ValueError, match="labels of 'cls' have different codes: .*'a'.* has a, b, c, d, e; .*'b'.* "
-                                         "has b, c, d, e, f. Give all datasets the same list of labels"):
-        mix([labelled('a', 'abcdef'), labelled('b', 'bcdefg')])
-    assert len(mix([labelled('a', 'abcdef'), labelled('b', 'abcdef')]))==18
-
 def test_mix_until_all_or_the_first_have_run_out():
     for weights in None,[1,1,5]:
         assert len(set(names(mix([o.shuffle() for o in LETTERS], weights, seed=1))))==420

@@ -137,13 +137,6 @@ def test_names_of_files_and_texts_stay_as_they_are(tmp_path):
     assert in_memory(csv_samples(path, fields={'id':'txt', 'label':'cls'}))[0][0]=={'txt':'007', 'cls':1}
     assert in_memory(csv_samples(path), fn=lambda row: {'txt':row['id']})[0][0]=={'txt':'007'}
 
-def test_several_columns_of_numbers_by_every_route(tmp_path):
-    table = {'x':[1,2,3], 'y':[4,5,6]}
-    for route in 'csv','pandas','polars','arrow','parquet':
-        store,_ = in_memory(table_samples(ROUTES[route](tmp_path, table), label_col=['x','y']))
-        targets = column(store, 'target.npy')
-        assert [o.tolist() for o in targets]==[[1,4],[2,5],[3,6]] and {o.dtype.kind for o in targets}=={'i'}
-
 def test_categories_named_label_keep_their_order_without_fn():
     "With `fn`, whose labels are its own, they say nothing"
     table = pd.DataFrame({'label':pd.Categorical(['b','a'], ['b','a'])})

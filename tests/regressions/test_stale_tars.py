@@ -16,7 +16,8 @@ def samples(word):
     "Members of a tar of four samples"
     return [member for k in range(4) for member in ((f'{k}.txt', f'{word} {k}'.encode()), (f'{k}.cls', b'%d' % (k%2)))]
 
-def texts(store): return store.get_many(range(len(store)), 'txt', decode=True, check=True)['txt']
+def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
+def texts(store): return texts_of(store, range(len(store)))
 
 OLD,NEW = [f'old {k}' for k in range(4)]*2,[f'new {k}' for k in range(4)]+[f'old {k}' for k in range(4)]
 
@@ -82,8 +83,6 @@ def test_a_tar_that_was_replaced_is_an_error(place):
     with pytest.raises(CorruptSample, match='a.tar has changed'): list(stream)
     report = store.verify(num_workers=1)
     assert report.bad or report.rest
-
-def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
 
 def test_labels_of_a_tar_that_was_replaced_are_not_those_of_the_index(place):
     "Until it is indexed anew, which has to be said"
