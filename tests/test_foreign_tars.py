@@ -499,20 +499,6 @@ def test_an_interrupted_new_or_longer_index_leaves_the_dataset_as_it_was(tmp_pat
         if not died: break
     assert k>10
 
-def test_a_new_index_is_extended_like_the_first_and_forgets_its_failures(tmp_path):
-    tar(tmp_path/'0.tar', [*samples(0, 5), ('9.id', b'x')])
-    tar(tmp_path/'1.tar', [('10.id', b'1')])
-    assert len(list(index(tmp_path, max_failed=9, splits={'b':'1*', 'a':'0*'})[0].failures()))==1
-    tars(tmp_path, 2)
-    assert list(index(tmp_path, overwrite=True)[0].failures())==[]
-    assert ShardStore(tmp_path).wids_index()['shardlist'][1]['nsamples']==5
-    tars(tmp_path, 3)
-    store,_ = index(tmp_path)
-    assert texts(store)==[f'text {i}' for i in range(15)] and is_whole(store)
-    assert len(files(tmp_path/'.fastai_remote'))==4   # one index a tar, and the manifest
-    ShardStore.delete(tmp_path)
-    assert names(tmp_path)==[f'{k}.tar' for k in range(3)]
-
 def test_an_index_leaves_those_of_datasets_in_subfolders(tmp_path):
     tar(tmp_path/'w/a.tar', samples(0, 5))
     for folder in 'index','index/second': index(tmp_path/'w', tmp_path/folder)
