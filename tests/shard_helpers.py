@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fastai_remote.core import seal
-from fastai_remote import ShardStore, index_shards, to_shards
+from fastai_remote import index_shards, ShardStore, to_shards
 from fastai_remote.store.shard_index import ShardIndex
 from fastai_remote.write.shard_files import needs_card
 from fastai_remote.write.base import host_id

@@ -7,13 +7,11 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
 
-from fastai_remote import csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples
+from fastai_remote import (CorruptSample, csv_samples, drawing_samples, Fetch, image_samples, index_shards,
+    MemoryStore, shrink, tar_samples, UnsupportedFormat)
 from fastai_remote.codec import arrays, images
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample, UnsupportedFormat
-from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.lazy_image import open_image
-from fastai_remote.ingest.stores import MemoryStore
 from inputs import encoded, in_memory, write_tar
 from limits import errors_of, STRANGE, zeros
 from snapshots import FolderPlace

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from conftest import examples, wait_for
-from fastai_remote import (
-    CorruptSample, IngestError, ShardStore, StoreBusy,
-    StoreError, StoreExists, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat,
-    get_remote_items, image_samples, index_shards, shrink, to_shards)
+from fastai_remote import (CorruptSample, get_remote_items, image_samples, index_shards, IngestError, ShardStore,
+    shrink, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, to_shards,
+    UnsupportedFormat)
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
@@ -109,7 +108,7 @@ def test_shards_of_a_damaged_plan_stay_whole(tmp_path, old):
     if old: put(tmp_path/'d', items('a'))
     interrupt(tmp_path/'d', overwrite=old)
     before = names(tmp_path/'d')
-    for plan in '{"n":"1"}','{"n":1,"chunk":0,"generation":1,"prefix":"shard"}','{"generation": 1, "prefix": "shard2", ':
+    for plan in '{"n":"1"}','{"n":1,"chunk":0,"generation":1,"prefix":"shard"}','{"generation":1, "prefix":"shard2", ':
         (tmp_path/'d/.fastai_remote/.ingest/plan.json').write_text(plan)
         for call in lambda: ShardStore.unfinished(tmp_path/'d'),lambda: put(tmp_path/'d', items('a')):
             with pytest.raises(StoreError, match='plan.json, is damaged: .*ShardStore.abandon'): call()

@@ -12,7 +12,8 @@ from fastai.data.core import DataLoaders
 from PIL import Image
 
 from inputs import column, encoded, in_memory, loaded, npy, raw_samples, stored, write_csv, write_tar
-from fastai_remote import (CorruptSample, MissingSample, RedisStore, ShardStore, StoreError, StoreNotFound, csv_samples, drawing_samples, tar_samples, to_redis, to_shards)
+from fastai_remote import (CorruptSample, csv_samples, drawing_samples, MissingSample, RedisStore, ShardStore,
+    StoreError, StoreNotFound, tar_samples, to_redis, to_shards)
 from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.store.base import image_stats
 

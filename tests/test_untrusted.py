@@ -6,31 +6,27 @@ import pytest
 from fastai.data.core import DataLoaders
 
 import fastai_remote.block
-from fastai_remote.core import StoreNotFound, UnsupportedFormat
-from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.shards import to_shards
+from fastai_remote import index_shards, ShardStore, StoreNotFound, to_shards, UnsupportedFormat
 from fastai_remote.store.shard_index import ShardTable
-from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.store.storage import Storage
-from shard_helpers import change_manifest
+from shard_helpers import change_manifest, ONE
 from webserver import files_of, WebServer
 
 MARKER = 'secret-8f2c'
 N = 20
-options = dict(num_workers=1, progress=False)
 
 @pytest.fixture
 def folder(tmp_path):
     "Shards of twenty samples"
     samples = [{'txt':f'number {i}', 'cls':'ab'[i%2]} for i in range(N)]
-    to_shards(samples, tmp_path/'theirs', chunk=5, maxcount=5, shuffle=False, **options)
+    to_shards(samples, tmp_path/'theirs', chunk=5, maxcount=5, shuffle=False, **ONE)
     return tmp_path/'theirs'
 
 @pytest.fixture
 def elsewhere(folder, tmp_path):
     "The folder of a manifest whose shards are in `folder`"
     for file in (folder/'manifest.json', *folder.glob('.fastai_remote/*.fastai_remote')): file.unlink()
-    index_shards(folder, to=tmp_path/'ours', **options)
+    index_shards(folder, to=tmp_path/'ours', **ONE)
     return tmp_path/'ours'
 
 def is_right(store):

@@ -380,7 +380,8 @@ def test_an_index_of_a_sample_that_was_left_out(ds):
 def test_batches_are_filled_where_samples_are_left_out(ds):
     some = ds.map(drop_zero).to_tuple('cls')
     assert [len(b) for b, in some.batched(8)]==[8,8,8,7] and [len(b) for b, in some.batched(8, partial=False)]==[8,8,8]
-    two = [len(b) for worker in range(2) for b, in some.batched(8).results((1,), Consumer(worker=worker, num_workers=2), 0)]
+    workers = [Consumer(worker=worker, num_workers=2) for worker in range(2)]
+    two = [len(b) for worker in workers for b, in some.batched(8).results((1,), worker, 0)]
     assert sum(two)==31 and sum(size<8 for size in two)<=2
     stops = ds.map(bad_third, handler=steps.ignore_and_stop).to_tuple('cls')
     assert [len(b) for b, in stops.batched(2, shuffle=False)]==[2,1]

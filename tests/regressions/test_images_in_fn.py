@@ -13,12 +13,7 @@ from inputs import encoded, write_tar
 from PIL import Image, ImageOps
 
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.source.files import image_samples
-from fastai_remote.source.frames import table_samples
-from fastai_remote.source.shrink import shrink
-from fastai_remote.source.tars import tar_samples
-from fastai_remote.ingest.stores import ShardStore
+from fastai_remote import image_samples, ShardStore, shrink, table_samples, tar_samples, to_shards
 
 FORMATS = {'jpg':'JPEG', 'png':'PNG', 'webp':'WEBP', 'img':'GIF'}
 

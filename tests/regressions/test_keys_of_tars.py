@@ -2,11 +2,7 @@
 import os
 
 from fastai_remote.ingest.copy import copy_store
-from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.redis import to_redis
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.source.tars import tar_samples
-from fastai_remote.ingest.stores import RedisStore, ShardStore
+from fastai_remote import index_shards, RedisStore, ShardStore, tar_samples, to_redis, to_shards
 from inputs import write_tar
 
 NAMES = {

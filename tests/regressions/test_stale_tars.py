@@ -7,8 +7,7 @@ import os, shutil
 import fsspec
 import pytest
 
-from fastai_remote import index_shards, RemoteDataset, ShardStore, TieredStore
-from fastai_remote.core import CorruptSample, StoreExists
+from fastai_remote import CorruptSample, index_shards, RemoteDataset, ShardStore, StoreExists, TieredStore
 from shard_helpers import ONE, tar
 from webserver import WebServer
 

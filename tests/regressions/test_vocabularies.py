@@ -60,7 +60,8 @@ LETTERS = ['a','b','c'],['a','c']
     *((join, LETTERS) for join in joins), (mix, (['x','y'],['y','z'])), (mix, ([0,1],['no','yes']))])
 def test_datasets_with_other_codes_are_not_mixed(join, labels):
     stores = [written(f'd{k}', one) for k,one in enumerate(labels)]
-    with pytest.raises(ValueError, match="'cls' have different codes.*vocab="): join([RemoteDataset(store) for store in stores])
+    with pytest.raises(ValueError, match="'cls' have different codes.*vocab="):
+        join([RemoteDataset(store) for store in stores])
     if isinstance(labels[0][0], str):
         vocab = sorted({*labels[0], *labels[1]})
         join([RemoteDataset(store, vocab=vocab) for store in stores])
