@@ -149,38 +149,6 @@ def test_records_that_do_not_count_are_left_out(tmp_path):
 
 # --- readers, and others who write
 
-def test_readers_of_a_dataset_that_is_replaced_get_the_old_or_the_new_one(tmp_path):
-    "Or a clear error, and never some of both"
-    stop,got,errors = threading.Event(),set(),[]
-    def write(word, n):
-        rows = [{'txt':f'{word} {i}', 'cls':f'{word}{i%3}', 'w.i4':ord(word)} for i in range(n)]
-        put(tmp_path/'d', rows, overwrite=True, chunk=32)
-    def read(open_store):
-        rng = random.Random(0)
-        while not stop.is_set():
-            try:
-                store = open_store()
-                values = store.get_many(rng.sample(range(len(store)), 20), ['txt','cls','w.i4'], check=True)
-                words = {o.decode()[0] for o in values['txt']} | {store.vocab[c][0] for c in values['cls']}
-                got.add(''.join(words | {chr(w) for w in values['w.i4']}))
-            except StoreNotFound as e: got.add('gone' if re.search('replaced|no dataset here', str(e)) else str(e))
-            except Exception as e: errors.append(e)
-    def wait(o): wait_for(lambda: o in got or errors)
-    write('a', 200)
-    old = pickle.dumps(ShardStore(tmp_path/'d'))   # has none of its shards open
-    makers = partial(ShardStore, tmp_path/'d'),partial(pickle.loads, old)
-    threads = [threading.Thread(target=read, args=(make,), daemon=True) for make in makers]
-    for thread in threads: thread.start()
-    wait('a')
-    for word,n in (('b',200),('c',300),('d',200)):
-        write(word, n)
-        wait(word)
-    wait('gone')
-    stop.set()
-    for thread in threads: thread.join()
-    assert not errors and got=={*'abcd', 'gone'}
-    sound(tmp_path/'d')
-
 def test_a_reader_that_has_the_shards_open_reads_on_after_they_are_gone(tmp_path):
     old,_ = put(tmp_path/'d', items('a', 200), chunk=64)
     want = old[:]
