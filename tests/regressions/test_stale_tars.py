@@ -4,7 +4,6 @@ Samples of a file that is replaced by one of the same size would be read from a 
 index."""
 import os, shutil
 
-import fsspec
 import pytest
 
 from fastai_remote import CorruptSample, index_shards, RemoteDataset, ShardStore, StoreExists, TieredStore
@@ -45,20 +44,7 @@ class Web(Disk):
     url = property(lambda self: self.server.url)
     def close(self): self.server.__exit__()
 
-class Memory(Disk):
-    "Read from a file system of fsspec"
-    fs,n = fsspec.filesystem('memory'),0
-    def __init__(self, tmp_path, cached):
-        super().__init__(tmp_path, cached)
-        Memory.n += 1
-        self.path = f'/stale/{self.n}'
-    url = property(lambda self: f'memory:/{self.path}')
-    def put(self, name, members):
-        super().put(name, members)
-        self.fs.pipe(f'{self.path}/{name}', (self.folder/name).read_bytes())
-    def touch(self, name): self.fs.pipe(f'{self.path}/{name}', self.fs.cat(f'{self.path}/{name}'))
-
-@pytest.fixture(params=['Disk','Disk cached','Web','Web cached','Memory cached'])
+@pytest.fixture(params=['Disk','Disk cached','Web','Web cached'])
 def place(request, tmp_path):
     kind,*cached = request.param.split()
     place = globals()[kind](tmp_path, bool(cached))
