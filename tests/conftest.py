@@ -1,5 +1,5 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
-import gc, os, signal, sys, traceback, warnings
+import gc, os, signal, subprocess, sys, traceback, warnings
 gc.disable()   # until all tests are imported: a third of the time of the imports was the collector's
 from contextlib import contextmanager
 warnings.filterwarnings('ignore', category=FutureWarning)
@@ -175,6 +175,18 @@ def no_figures_of_other_tests():
 def fresh():
     "A server of the test's own, to be broken"
     with private_server() as s: yield s
+
+@pytest.fixture
+def mount():
+    "A function that mounts a small tmpfs, or a folder at itself"
+    done = []
+    def call(folder, *options):
+        folder.mkdir(exist_ok=True)
+        if subprocess.run(['mount', *options, folder], capture_output=True).returncode: pytest.skip('may not mount')
+        done.append(folder)
+        return folder
+    yield call
+    for folder in reversed(done): subprocess.run(['umount', '-l', folder])
 
 @contextmanager
 def fails(err, match=None):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fastai_remote.core import seal
-from fastai_remote import ShardStore, index_shards, to_shards
+from fastai_remote import index_shards, ShardStore, to_shards
 from fastai_remote.store.shard_index import ShardIndex
 from fastai_remote.write.shard_files import needs_card
 from fastai_remote.write.base import host_id
@@ -19,6 +19,12 @@ def damage(path, content):
     time = path.stat().st_mtime_ns
     path.write_bytes(content)
     os.utime(path, ns=(time,time))
+
+def change_manifest(folder, **changes):
+    "Writes a manifest with `changes`, and with the right checksum, as its author would"
+    manifest = json.loads((folder/'manifest.json').read_text())
+    del manifest['crc']
+    (folder/'manifest.json').write_bytes(seal({**manifest, **changes}))
 
 def members(path):
     "Name, offset and bytes of each member of a tar"

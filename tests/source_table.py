@@ -39,15 +39,16 @@ RESULT = Path(__file__).parent/'bench'/'results'/'sources.json'
 NAMES = ['bird','cat','dog']
 CONTENTS = 51   # different images; sample i has image i%51 and class i%3
 SMALL,LARGE = 1000,5000   # samples, for the memory
-SIDE,CHUNK = 48,256   # pixels of an image, a file of 4 KB; samples that are written at once
+CHUNK,PADDING = 256,0   # samples that are written at once; bytes behind each image, a file of 4 KB
 
 @lru_cache(None)
-def noise(i, side):
-    pixels = np.random.default_rng(i).integers(0, 256, (side,side,3), dtype=np.uint8)
-    return encoded(pixels, 'JPEG', quality=90)
+def noise(i, padding):
+    "A JPEG of 48 x 48 pixels, and bytes that no decoder reads"
+    rng = np.random.default_rng(i)
+    return encoded(rng.integers(0, 256, (48,48,3), dtype=np.uint8), 'JPEG', quality=90)+rng.bytes(padding)
 
 def name_of(i): return NAMES[i%3]
-def content(i): return noise(i%CONTENTS, SIDE)
+def content(i): return noise(i%CONTENTS, PADDING)
 
 @dataclass
 class Kind:

@@ -169,7 +169,8 @@ def test_no_key_leads_out_of_the_folder(cache, folder, tmp_path):
     (tmp_path/'secret').write_bytes(b'x'*10)
     (folder/'u-d').mkdir(parents=True)
     (folder/'u-l').symlink_to(tmp_path/'secret')
-    for key in 'u-l','u-d': assert cache.open(key) is None
+    os.mkfifo(folder/'u-p')   # which would be waited for
+    for key in 'u-l','u-d','u-p': assert cache.open(key) is None and cache.open(key, 10) is None
     put(cache, 'u-l', 10)
     assert (tmp_path/'secret').read_bytes()==b'x'*10 and not (folder/'u-l').is_symlink()
 
@@ -216,13 +217,9 @@ def assert_not_kept(cache, reason, key='u-a', n=10*KB):
     assert len(warned)==1
 
 @pytest.fixture
-def tmpfs(tmp_path):
+def tmpfs(tmp_path, mount):
     "A disk of 1 MB, where we may mount one"
-    (disk:=tmp_path/'disk').mkdir()
-    mounted = subprocess.run(['mount','-t','tmpfs','-o','size=1m','none',disk], capture_output=True)
-    if mounted.returncode: pytest.skip('no right to mount')
-    yield disk
-    subprocess.run(['umount','-l',disk], check=True)
+    return mount(tmp_path/'disk', '-t', 'tmpfs', '-o', 'size=1m', 'none')
 
 def test_a_full_disk_is_no_reason_to_stop(tmpfs, monkeypatch):
     "It shows before the first byte comes; or in the middle, whatever `write` makes of the error"
@@ -420,18 +417,6 @@ def test_a_folder_with_files_of_others_gets_a_subfolder(folder, theirs, monkeypa
     (folder/'fastai_remote/.lock').unlink()
     match = f"^{folder}/fastai_remote has 'u-b', and is no cache: .*FASTAI_REMOTE_CACHE"
     with pytest.raises(ValueError, match=match): FileCache(folder, 10*KB)
-
-@pytest.mark.slow
-def test_a_cache_is_opened_again_at_any_time(cache, folder, child):
-    "By another process, and from a pickle: while the first file comes, after it has come, and when all is removed"
-    def opened(): return [FileCache(folder, 50*KB), pickle.loads(pickle.dumps(cache))]
-    def write(file):
-        assert all(other.folder==str(folder) for other in opened()) and left(cache)==['u-a.part']
-        file.write(content('u-a'))
-    os.close(cache.fetch('u-a', 10*KB, write))
-    for other in opened(): os.close(other.fetch('u-a', 10*KB, no))
-    cache.clear()
-    for other in opened(): put(other, 'u-b')
 
 def test_what_tells_a_cache_from_files_of_others(cache, folder, child, monkeypatch):
     "The lock file; a part of a download that was killed is none of others, nor is a file that comes meanwhile"

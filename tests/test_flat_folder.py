@@ -61,3 +61,5 @@ def test_splits_by_folders(tmp_path):
         image_samples(tmp_path, splits=['training','valid'])
     with pytest.raises(TypeError, match='splits= names folders'):
         image_samples([tmp_path/'training/a/0.png'], splits=['training'])
+    for splits in 'train', [], {}:
+        with pytest.raises((TypeError,ValueError), match='splits= '): image_samples(tmp_path, splits=splits)

@@ -4,7 +4,6 @@ from itertools import chain
 from pathlib import Path
 
 import braceexpand
-import numpy as np
 import pytest
 import webdataset as wds
 import zstandard
@@ -182,21 +181,6 @@ def test_samples_are_those_of_webdataset(tmp_path, names, format):
     named = [(key, {field_of_sample(ext, sample):value for ext,value in sample.items() if is_kept(ext)})
              for key,sample in want]
     assert named==[(store.key(i), raw(store, i)) for i in range(len(store))] and not report.failures, names
-
-def test_tars_of_webdatasets_writer(tmp_path):
-    "Integers, JSON, arrays, text, numbers as text, unknown extensions"
-    def sample(i): return {'jpg':b'image %d' % i, 'cls':i%3, 'json':{'i':[i]}, 'npy':np.arange(i), 'txt':f'text {i}',
-                           'score.f4':str(i/8).encode(), 'left.seg.xyz':bytes([i])*i}
-    with wds.ShardWriter(f'{tmp_path}/part-%03d.tar', maxcount=7, verbose=0) as out:
-        for i in range(18): out.write({'__key__':f'dir/s{i:03}', **sample(i)})
-    store,report = index(tmp_path)
-    assert (report.written,report.failed,len(store.shards),store.vocab)==(18,0,3,[0,1,2])
-    assert store.get_many(range(18), 'jpg')['jpg']==[b'image %d' % i for i in range(18)]
-    fields = ['npy','cls','json','txt','score.f4','left.seg.xyz']
-    got = store.get_many(range(18), fields, decode=True)
-    for i in range(18):
-        want = {**sample(i), 'npy':list(range(i)), 'score.f4':i/8}
-        assert [list(got['npy'][i]),*(got[field][i] for field in fields[1:])]==[want[field] for field in fields]
 
 # --- samples with different fields
 
@@ -414,25 +398,6 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     with pytest.raises(StoreExists, match='a.tar is indexed, and not among'): index(d)
     assert len(index(d, overwrite=True)[0])==len(store)-10+2
 
-@pytest.mark.parametrize('extension,num_workers', [('tar',1), pytest.param('tar.gz', 2, marks=pytest.mark.slow)])
-def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, extension, num_workers):
-    "though the tar is as long as it was; a copy, whose time is another, is none"
-    d,name = tmp_path/'w',f'a.{extension}'
-    def write(labels):
-        path = tar(d/name, [(f'{i}.cls', label) for i,label in enumerate(labels)], 'w:gz' if extension!='tar' else 'w')
-        path.write_bytes(path.read_bytes().ljust(20_480, b'\0'))   # zeros are padding
-    write([b'1',b'2'])
-    index(d)
-    copy = shutil.copytree(d, tmp_path/'copy', copy_function=shutil.copyfile)
-    for folder in d,copy: tar(folder/'b.tar', [('5.cls', b'5')])
-    store,_ = index(copy, num_workers=num_workers)
-    assert store.vocab==[1,2,5] and is_whole(store)
-    write([b'1',b'3'])
-    for _ in range(2):
-        with pytest.raises(StoreExists, match=f'{name} has changed since it was indexed: .* overwrite=True'):
-            index(d, num_workers=num_workers)
-    assert ShardStore(d).vocab==[1,2] and index(d, overwrite=True, num_workers=num_workers)[0].vocab==[1,3,5]
-
 def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_path):
     "Whichever it is; `abandon` makes the index begin anew"
     for i in range(130): tar(tmp_path/f'w/{i:03}.tar', [('0.txt', b'a'*5)])
@@ -533,20 +498,6 @@ def test_an_interrupted_new_or_longer_index_leaves_the_dataset_as_it_was(tmp_pat
         shutil.rmtree(d)
         if not died: break
     assert k>10
-
-def test_a_new_index_is_extended_like_the_first_and_forgets_its_failures(tmp_path):
-    tar(tmp_path/'0.tar', [*samples(0, 5), ('9.id', b'x')])
-    tar(tmp_path/'1.tar', [('10.id', b'1')])
-    assert len(list(index(tmp_path, max_failed=9, splits={'b':'1*', 'a':'0*'})[0].failures()))==1
-    tars(tmp_path, 2)
-    assert list(index(tmp_path, overwrite=True)[0].failures())==[]
-    assert ShardStore(tmp_path).wids_index()['shardlist'][1]['nsamples']==5
-    tars(tmp_path, 3)
-    store,_ = index(tmp_path)
-    assert texts(store)==[f'text {i}' for i in range(15)] and is_whole(store)
-    assert len(files(tmp_path/'.fastai_remote'))==4   # one index a tar, and the manifest
-    ShardStore.delete(tmp_path)
-    assert names(tmp_path)==[f'{k}.tar' for k in range(3)]
 
 def test_an_index_leaves_those_of_datasets_in_subfolders(tmp_path):
     tar(tmp_path/'w/a.tar', samples(0, 5))

@@ -1,5 +1,5 @@
 "Files of somebody else that are made to cost much more time or memory than they should, or that are no files at all"
-import functools, io, os, struct, warnings, zipfile, zlib
+import functools, io, struct, warnings, zipfile, zlib
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +7,11 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
 
-from fastai_remote import csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples
+from fastai_remote import (CorruptSample, csv_samples, drawing_samples, Fetch, image_samples, index_shards,
+    MemoryStore, shrink, tar_samples, UnsupportedFormat)
 from fastai_remote.codec import arrays, images
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample, UnsupportedFormat
-from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.lazy_image import open_image
-from fastai_remote.ingest.stores import MemoryStore
-from fastai_remote.store.cache import FileCache
 from inputs import encoded, in_memory, write_tar
 from limits import errors_of, STRANGE, zeros
 from snapshots import FolderPlace
@@ -74,19 +71,16 @@ WAYS = {
     'shrink': lambda b: shrink(4)({'img':b}), 'lazy': lambda b: open_image(b, PILImage).load(),
     'lazy grey': lambda b: open_image(b, PILImageBW).load(), 'mask': lambda b: open_image(b, PILMask)}
 
-QUICK = ['scans.jpg', 'tile.tif', 'large.bmp', 'zTXt.png', 'program.eps']
-
 @pytest.mark.slow
-@pytest.mark.parametrize('names', [QUICK, pytest.param([o for o in BOMBS if o not in QUICK], marks=pytest.mark.slow)])
-def test_bombs_are_refused_at_once(names):
-    bombs = {name:BOMBS[name]() for name in names}
+def test_bombs_are_refused_at_once():
+    bombs = {name:make() for name,make in BOMBS.items()}
     assert max(map(len, bombs.values()))<2e6
     calls = {f'{way} {name}':functools.partial(f, b) for name,b in bombs.items() for way,f in WAYS.items()}
     errors = errors_of(calls, 150)
     assert errors.keys()==calls.keys()
     assert {kind for call,(kind,_) in errors.items() if call.startswith(('check','decode','shrink'))}=={'ValueError'}
     for name,says in ('program.eps','PostScript, which is a program'),('within.blp','within a file of another format'):
-        if name in names: assert says in errors[f'check {name}'][1]
+        assert says in errors[f'check {name}'][1]
 
 def test_a_picture_in_a_circle_is_read_once():
     "A TIFF whose list of pictures is a circle"
@@ -260,26 +254,6 @@ def test_folders_that_link_to_each_other_are_searched_once_each_way(tmp_path):
         (tmp_path/name/'other').symlink_to(f'../{other}')
     found = [str(p.relative_to(tmp_path)) for p in image_samples(tmp_path).paths]
     assert found==['a/a.jpg', 'a/other/b.jpg', 'b/b.jpg', 'b/other/a.jpg']
-
-@pytest.mark.slow
-def test_a_cache_holds_regular_files(tmp_path):
-    "Nothing else is opened, followed or waited for. A pipe is removed"
-    (tmp_path/'secret').write_bytes(b'x'*10)
-    def use(folder):
-        cache = FileCache(folder, 50)
-        assert cache.open('uid-a') is None and cache.open('uid-link', 10) is None
-        for k in range(7): os.close(cache.fetch(f'uid-{k}', 10, lambda f: f.write(b'y'*10)))   # more than it holds
-        descriptor = cache.fetch('uid-link', 10, lambda f: f.write(b'z'*10))
-        assert descriptor is None or os.pread(descriptor, 10, 0)==b'z'*10
-        cache.clear()
-    calls = {}
-    for what in STRANGE.keys()-{'socket'}:
-        (tmp_path/what).mkdir()
-        (tmp_path/what/'.lock').touch()   # it is a cache
-        STRANGE[what](tmp_path/what/'uid-a')
-        (tmp_path/what/'uid-link').symlink_to(tmp_path/'secret')
-        calls[what] = functools.partial(use, tmp_path/what)
-    assert not errors_of(calls, 100) and (tmp_path/'secret').read_bytes()==b'x'*10
 
 @pytest.mark.parametrize('act', ['delete','abandon'])
 def test_nothing_is_removed_beside_a_manifest_that_is_damaged(tmp_path, act):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastai_remote import IngestError, img2dataset_samples
-from fastai_remote.write.base import MemoryWriter
+from fastai_remote.testing import SourceTests
 from inputs import encoded, in_memory
 from shard_helpers import tar
 
@@ -29,11 +29,10 @@ def download(folder, stats=True):
         if stats: (folder/f'{shard:05}_stats.json').write_text(json.dumps(counts))
     return folder
 
-@pytest.mark.slow
-def test_images_captions_and_columns(put, tmp_path):
+def test_images_captions_and_columns(tmp_path):
     "Bytes, captions, metadata, and columns of the rows beside the tar; downloads that failed are counted"
     columns = ['similarity','url','hash']
-    store,report = put(img2dataset_samples(download(tmp_path/'a'), columns=columns), num_workers=2)
+    store,report = in_memory(img2dataset_samples(download(tmp_path/'a'), columns=columns))
     counted = '12 of 60 rows have no image: failed_to_download 12'
     assert (len(store),report.failed)==(48,0) and counted in str(report)
     assert store.fields==['jpg','json','txt','similarity.f8','url.txt','hash.i8']
@@ -43,6 +42,12 @@ def test_images_captions_and_columns(put, tmp_path):
         assert (o['similarity.f8'],o['url.txt'],o['hash.i8'])==(i/7,f'http://x/{i}.jpg',2**60+i)
     without = img2dataset_samples(download(tmp_path/'b', stats=False), columns=columns)
     assert counted in str(in_memory(without)[1])   # of the rows themselves
+
+class TestColumns(SourceTests):
+    "Read again, in parts of any size, and sent to workers"
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path): self.folder = download(tmp_path/'a')
+    def make(self): return img2dataset_samples(self.folder, columns=['url'])
 
 def test_columns_splits_and_names_of_fields(tmp_path):
     tars = sorted(download(tmp_path/'a').glob('*.tar'))
@@ -72,13 +77,3 @@ def test_what_does_not_fit_is_named(tmp_path):
         img2dataset_samples(folder, columns=['url'])
     assert len(in_memory(img2dataset_samples(folder))[0])==48
 
-def test_an_interrupted_ingest_is_resumed(tmp_path):
-    folder,writer,calls = download(tmp_path/'a'),MemoryWriter(),[]
-    def fn(o):
-        calls.append(o)
-        if len(calls)==20: raise KeyboardInterrupt
-        return o
-    def write(): return in_memory(img2dataset_samples(folder, columns=['url']), fn, writer, chunk=8)
-    with pytest.raises(KeyboardInterrupt): write()
-    store,report = write()
-    assert report.resumed>=8 and report.written==48 and store[47]['url.txt']=='http://x/59.jpg'

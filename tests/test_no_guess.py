@@ -68,22 +68,6 @@ def test_sizes_of_splits_may_be_numbers_of_numpy():
     for size,n in (np.float32(.25),2), (np.float64(.25),2), (np.int64(3),3):
         assert in_memory(TEN, splits={0:None, 'valid':size})[0].splits=={'0':[0,10-n], 'valid':[10-n,10]}
 
-@pytest.mark.parametrize('plan', ['{"n":"1"}', '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}'])
-@pytest.mark.parametrize('is_there', [True,False])
-def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
-    "Whether there is a dataset or not; it is said what drops it, and overwrite=True replaces it"
-    if is_there: to_shards(TEN, tmp_path, **ALONE)
-    (tmp_path/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
-    (tmp_path/'.fastai_remote/.ingest/plan.json').write_text(plan)
-    file = tmp_path/'.fastai_remote/.ingest/plan.json'
-    for call in (lambda: to_shards(TEN, tmp_path, **ALONE)), lambda: ShardStore.unfinished(tmp_path):
-        with pytest.raises(StoreError, match='plan.json, is damaged: .*ShardStore.abandon'): call()
-    ShardStore.abandon(tmp_path)
-    file.parent.mkdir(exist_ok=True, parents=True)
-    file.write_text(plan)
-    to_shards(TEN[:3], tmp_path, overwrite=True, **ALONE)
-    assert len(ShardStore(tmp_path))==3 and not file.exists()
-
 def test_labels_of_numpy(put):
     "As a vocabulary, and as labels in arrays without dimensions; in new samples, in new fields and in edits"
     assert in_memory([{'cls':3},{'cls':5}], vocab=np.array([3,5]))[0].vocab==[3,5]

@@ -1,14 +1,12 @@
 "Fields of unusual names, an impossible manifest, keys that are gone"
-import json, os, pickle, tarfile
+import os, pickle, tarfile
 
 import pytest
 import redis
 
-from fastai_remote.core import Manifest, StoreNotFound, UnsupportedFormat, seal, unseal
-from fastai_remote.ingest.report import IngestError
-from fastai_remote.ingest.redis import to_redis
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.ingest.stores import MemoryStore, RedisStore, ShardStore
+from fastai_remote import (IngestError, MemoryStore, RedisStore, ShardStore, StoreNotFound, to_redis, to_shards,
+    UnsupportedFormat)
+from fastai_remote.core import Manifest, seal, unseal
 
 SAMPLES = [{'txt':f'number {i}', 'z.cls':'ba'[i%2], 'a.cls':i%3, 'value.f4':i/7} for i in range(20)]
 OPTIONS = dict(num_workers=1, progress=False)

@@ -32,14 +32,13 @@ from fastai_remote.store.address import (hidden_names, public_options, public_ur
     without_secrets)
 from fastai_remote.store.redis_link import RedisLink, split_secret
 from fastai_remote.store.storage import Storage
-from shard_helpers import in_worker
+from shard_helpers import in_worker, ONE
 from webserver import files_of, WebServer
 
 pytestmark = pytest.mark.usefixtures('nobody')
 MARKER = 'secret-8f2c'
 LOGIN = base64.b64encode(f'me:{MARKER}'.encode())
 FORMS = MARKER.encode(), LOGIN, base64.b64encode(f'{MARKER}:'.encode())
-ONE = dict(num_workers=1, progress=False)
 
 class Holder:
     "An object whose state has the marker; its methods fail, as those of a wrong object would"

@@ -4,9 +4,9 @@ import bz2, gzip, io, lzma, re, shutil, subprocess, tarfile, tracemalloc, zlib
 import pytest
 import zstandard
 
-from fastai_remote import IngestError, ShardStore, index_shards, tar_samples
+from fastai_remote import DamagedTar, index_shards, IngestError, ShardStore, tar_samples
 from fastai_remote.ingest.run import ingest
-from fastai_remote.source.tars import DamagedTar, tar_members
+from fastai_remote.source.tars import tar_members
 from fastai_remote.write.base import MemoryWriter
 from fault_storage import flipped
 from inputs import tar_header as header, tar_member as member

@@ -3,6 +3,7 @@ import random, re
 from collections import namedtuple
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from inputs import in_memory, stored
 from fastai_remote import IngestError
 from fastai_remote.source.datasets import as_source
 from fastai_remote.source.torch_items import flat_items
+from shard_helpers import put
 from torchvision_table import DATASETS, LIKE_OTHERS, NOT_HERE, no_checksums, picture, stl10, tv, write
 
 pytestmark = pytest.mark.usefixtures('no_checksums')
@@ -72,12 +74,13 @@ def folder(tmp_path):
 
 def contents(folder): return [Path(path).read_bytes() for path,_ in folder.samples]
 
-@pytest.mark.parametrize('num_workers', [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_image_folder_keeps_its_files(folder, put, num_workers):
-    "Whatever store it is written to; and Pillow is as before"
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_an_image_folder_keeps_its_files(folder, tmp_path, num_workers):
+    "In workers, too; and Pillow is as before"
     before = Image.open
     for source in folder, tv.DatasetFolder(folder.root, tv.folder.default_loader, ('.jpg',)):
-        store,report = put(source, shuffle=False, num_workers=num_workers, chunk=3)
+        with joblib.parallel_config('multiprocessing'):
+            store,report = put(tmp_path/'d', source, shuffle=False, num_workers=num_workers, chunk=3, overwrite=True)
         assert stored(store, 'jpg')==contents(folder) and store.vocab==['cat','dog']
         assert store.fields==['jpg','cls'] and not report.notes
     assert Image.open is before

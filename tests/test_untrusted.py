@@ -1,42 +1,33 @@
 "A dataset of somebody else: its manifest decides neither where to read nor who gets the reader's credentials"
-import json, pickle, re, shutil
+import pickle, re, shutil
 
 import numpy as np
 import pytest
 from fastai.data.core import DataLoaders
 
 import fastai_remote.block
-from fastai_remote.core import seal, StoreNotFound, UnsupportedFormat
-from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.shards import to_shards
+from fastai_remote import index_shards, ShardStore, StoreNotFound, to_shards, UnsupportedFormat
 from fastai_remote.store.shard_index import ShardTable
-from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.store.storage import Storage
+from shard_helpers import change_manifest, ONE
 from webserver import files_of, WebServer
 
 MARKER = 'secret-8f2c'
 N = 20
-options = dict(num_workers=1, progress=False)
 
 @pytest.fixture
 def folder(tmp_path):
     "Shards of twenty samples"
     samples = [{'txt':f'number {i}', 'cls':'ab'[i%2]} for i in range(N)]
-    to_shards(samples, tmp_path/'theirs', chunk=5, maxcount=5, shuffle=False, **options)
+    to_shards(samples, tmp_path/'theirs', chunk=5, maxcount=5, shuffle=False, **ONE)
     return tmp_path/'theirs'
 
 @pytest.fixture
 def elsewhere(folder, tmp_path):
     "The folder of a manifest whose shards are in `folder`"
     for file in (folder/'manifest.json', *folder.glob('.fastai_remote/*.fastai_remote')): file.unlink()
-    index_shards(folder, to=tmp_path/'ours', **options)
+    index_shards(folder, to=tmp_path/'ours', **ONE)
     return tmp_path/'ours'
-
-def change(folder, **changes):
-    "Write a manifest with `changes`, and with the right checksum, as its author would"
-    manifest = {**json.loads((folder/'manifest.json').read_text()), **changes}
-    del manifest['crc']
-    (folder/'manifest.json').write_bytes(seal(manifest))
 
 def is_right(store):
     return store.get_many(range(N), 'txt', decode=True)['txt']==[f'number {i}' for i in range(N)]
@@ -46,7 +37,7 @@ def test_a_manifest_cannot_send_credentials_to_another_host(folder, tmp_path):
     shutil.copytree(folder/'.fastai_remote', public/'.fastai_remote')
     shutil.copy(folder/'manifest.json', public)
     with WebServer(files_of(public)) as theirs, WebServer(files_of(folder)) as attacker:
-        change(public, base=attacker.url)
+        change_manifest(public, base=attacker.url)
         kwargs = dict(cache=None, timeout=3, storage_options={'headers':{'Authorization':MARKER}})
         with pytest.raises(StoreNotFound, match=f"{re.escape(attacker.url)}.*shards_url=") as e:
             ShardStore(theirs.url, **kwargs)
@@ -58,7 +49,7 @@ def test_a_manifest_cannot_send_credentials_to_another_host(folder, tmp_path):
 
 def test_shards_elsewhere_are_only_read_where_the_reader_says(folder):
     for base in '/etc','..','s3://bucket/x':
-        change(folder, base=base)
+        change_manifest(folder, base=base)
         with pytest.raises(StoreNotFound, match='shards_url='): ShardStore(folder)
 
 def test_a_reader_says_where_the_shards_are(folder, elsewhere, tmp_path, monkeypatch):
@@ -81,7 +72,7 @@ def test_names_of_shards_stay_in_the_folder(folder):
     for wrong in ('', '..', '../x.tar', '/etc/passwd', 'a/../../x.tar', 'a//b.tar', 'x\\..\\y.tar', 'x\0.tar'):
         for place in (0,1,-1):
             table.text = '\n'.join([wrong if name==names[place] else name for name in names]).encode()
-            change(folder, shards=table.pack())
+            change_manifest(folder, shards=table.pack())
             with pytest.raises(UnsupportedFormat, match='leaves the folder|damaged table'): ShardStore(folder)
 
 def test_usual_names_of_shards_are_accepted_and_what_is_no_text_is_refused():
@@ -93,10 +84,10 @@ def test_usual_names_of_shards_are_accepted_and_what_is_no_text_is_refused():
 def test_the_file_of_failures_lies_in_the_folder(folder):
     (folder.parent/'x-failures.json').write_text(f'["{MARKER}","1"]\n')
     for prefix in ('../x', '/x', 'a/../../x'):
-        change(folder, prefix=prefix, failed=1)
+        change_manifest(folder, prefix=prefix, failed=1)
         with pytest.raises(UnsupportedFormat, match='prefix'): list(ShardStore(folder).failures())
 
 def test_the_number_of_samples_that_have_a_field_is_a_number(folder):
     for n in ('many', -1, 1.5, True):
-        change(folder, fields={'txt':{'codec':'txt', 'dtype':None, 'n':n}})
+        change_manifest(folder, fields={'txt':{'codec':'txt', 'dtype':None, 'n':n}})
         with pytest.raises(UnsupportedFormat, match="invalid: fields 'txt'"): ShardStore(folder)

@@ -11,15 +11,13 @@ from fastai.data.transforms import ColSplitter, RandomSplitter
 from fastcore.foundation import L
 
 from inputs import in_memory, write_tar
-from fastai_remote import (
-    CorruptSample, FieldSplitter, get_remote_items, index_shards, KFoldSplitter, MemoryStore, MissingSample,
-    Permutation, RandomStoreSplitter, RemoteItems, ShardStore, to_shards, UnknownField)
+from fastai_remote import (CorruptSample, FieldSplitter, get_remote_items, index_shards, KFoldSplitter, MemoryStore,
+    MissingSample, Permutation, RandomStoreSplitter, RemoteItems, ShardStore, Store, to_shards, UnknownField)
 from fastai_remote.core import Manifest
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
 from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.shards import ShardFolds
-from fastai_remote.store.base import Store
 
 N,labels = 230,['cat','cow','dog']
 rng = np.random.default_rng(0)

@@ -4,12 +4,8 @@ import stat
 import fsspec
 import pytest
 
-from fastai_remote.core import StoreError
-from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.ingest.stores import ShardStore
+from fastai_remote import index_shards, ShardStore, StoreError, TieredStore, to_shards
 from fastai_remote.store.storage import Storage
-from fastai_remote.ingest.stores import TieredStore
 from shard_helpers import tar
 
 def texts(who): return [{'txt':f'{who} {i}'} for i in range(20)]

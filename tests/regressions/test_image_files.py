@@ -5,8 +5,7 @@ import pytest
 from fastai.data.transforms import get_image_files, image_extensions
 from PIL import Image
 
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.source.files import image_samples
+from fastai_remote import image_samples, to_shards
 from inputs import encoded
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 In `datasets.Dataset.map`, an image is one of Pillow, too."""
 import io, itertools
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import draw
 from fastai.vision.core import PILImage
@@ -11,35 +13,39 @@ from inputs import encoded, write_tar
 from PIL import Image, ImageOps
 
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.source.files import image_samples
-from fastai_remote.source.shrink import shrink
-from fastai_remote.source.tars import tar_samples
-from fastai_remote.ingest.stores import ShardStore
+from fastai_remote import image_samples, ShardStore, shrink, table_samples, tar_samples, to_shards
 
 FORMATS = {'jpg':'JPEG', 'png':'PNG', 'webp':'WEBP', 'img':'GIF'}
 
+def source_of(route, images, folder):
+    "A source of image files, `{name: bytes}`"
+    if route=='tar': return tar_samples([write_tar(folder/'a.tar', list(images.items()))])
+    if route in ('hf','hf_stream'):
+        rows = {'image':[{'bytes':content, 'path':None} for content in images.values()]}
+        dataset = datasets.Dataset.from_dict(rows).cast_column('image', datasets.Image())
+        return dataset if route=='hf' else dataset.to_iterable_dataset()
+    (folder/'f').mkdir()
+    names = [name.replace('.img', '.gif') for name in images]
+    for name,content in zip(names, images.values()): (folder/'f'/name).write_bytes(content)
+    if route=='files': return image_samples(folder/'f')
+    table = pd.DataFrame({'name':names, 'label':'a'})
+    table.to_csv(folder/'t.csv', index=False)
+    return table_samples(table if route=='pandas' else folder/'t.csv', 'name', 'label', folder=folder/'f')
+
 @pytest.fixture(params=['files','tar','store','added'])
 def with_fn(request, tmp_path):
-    "A function that gives image files, `{field: bytes}`, to `fn`, and returns the store of what it returns"
+    "A function that gives image files, `{name: bytes}`, to `fn`, and returns the store of what it returns"
     def written(images, fn):
-        options = dict(num_workers=0, shuffle=False, progress=False)
-        field, = {name.split('.')[1] for name in images}
-        names = {'img':'gif'}
-        if request.param=='files':
-            (tmp_path/'f').mkdir()
-            for name,content in images.items():
-                (tmp_path/'f'/f"{name.split('.')[0]}.{names.get(field, field)}").write_bytes(content)
-            return to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options).store
-        if request.param=='tar':
-            to_shards(tar_samples([write_tar(tmp_path/'a.tar', list(images.items()))]), tmp_path/'d', fn=fn, **options)
-            return ShardStore(tmp_path/'d')
-        store = to_shards([{field:content} for content in images.values()], tmp_path/'s', **options).store
-        if request.param=='store':
-            store.map(fn, tmp_path/'d', num_workers=0, progress=False)
-            return ShardStore(tmp_path/'d')
-        store.add_fields(fn=lambda sample: {f'new.{f}':v for f,v in fn(sample).items()}, num_workers=0, progress=False)
-        return ShardStore(tmp_path/'s')
+        options = dict(num_workers=0, progress=False)
+        if request.param not in ('store','added'):
+            source = source_of(request.param, images, tmp_path)
+            return to_shards(source, tmp_path/'d', fn=fn, shuffle=False, **options).store
+        samples = [{name.split('.')[1]:content} for name,content in images.items()]
+        store = to_shards(samples, tmp_path/'s', shuffle=False, **options).store
+        if request.param=='added':
+            return store.add_fields(lambda sample: {f'new.{f}':v for f,v in fn(sample).items()}, **options)
+        store.map(fn, tmp_path/'d', **options)
+        return ShardStore(tmp_path/'d')
     return written
 
 def values(store, field):
@@ -60,7 +66,8 @@ def decode(sample):
             'fastai.json':list(PILImage.create(image).size)}
 
 @pytest.mark.parametrize('with_fn,field,fn', [*((place, 'jpg', look) for place in ('files','tar','store','added')),
-    ('files','png',decode), ('tar','img',decode), ('store','png',decode), ('added','webp',look)], indirect=['with_fn'])
+    ('files','png',decode), ('tar','img',decode), ('store','png',decode), ('added','webp',look), ('csv','png',look),
+    ('pandas','png',decode), ('hf','png',decode), ('hf_stream','png',look)], indirect=['with_fn'])
 def test_an_image_that_was_not_changed_is_stored_as_the_file_that_it_was(with_fn, field, fn):
     images = files(field)
     assert values(with_fn(images, fn), field)==list(images.values())
@@ -100,29 +107,6 @@ def test_a_file_that_is_cut_off_fails_its_sample(tmp_path):
         (tmp_path/'f'/name).write_bytes(content[:-300] if name=='7.jpg' else content)
     report = to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=look, num_workers=0, progress=False)
     assert len(ShardStore(tmp_path/'d'))==29 and len(report.failures)==1 and '7.jpg' in report.failures[0][0]
-
-@pytest.mark.parametrize('route', ['csv','pandas','hf','hf_stream'])
-def test_rows_with_images(tmp_path, route):
-    import datasets, pandas as pd
-    from fastai_remote.source.csv_files import csv_samples
-    from fastai_remote.source.frames import table_samples
-    contents = list(files('png').values())
-    for k,content in enumerate(contents): (tmp_path/f'{k}.png').write_bytes(content)
-    names = [f'{k}.png' for k in range(3)]
-    frame = pd.DataFrame({'name':names, 'kind':list('aba')})
-    if route=='csv':
-        frame.to_csv(tmp_path/'t.csv', index=False)
-        source = csv_samples(tmp_path/'t.csv', fn_col='name', label_col='kind', folder=tmp_path)
-    elif route=='pandas': source = table_samples(frame, fn_col='name', label_col='kind', folder=tmp_path)
-    else:
-        rows = {'image':[{'bytes':content, 'path':None} for content in contents], 'label':list('aba')}
-        source = datasets.Dataset.from_dict(rows).cast_column('image', datasets.Image())
-        if route=='hf_stream': source = source.to_iterable_dataset()
-    def fn(sample):
-        assert sample['png'].size[0]==sample['png'].width
-        return {'png':sample['png'], 'flipped.png':ImageOps.mirror(sample['png'])}
-    to_shards(source, tmp_path/'d', fn=fn, num_workers=0, shuffle=False, progress=False)
-    assert values(ShardStore(tmp_path/'d'), 'png')==contents
 
 @pytest.mark.parametrize('content', [b'', b'no image', encoded(draw(0), 'PNG')[:30]])
 def test_what_is_no_image_says_so_when_it_is_used(tmp_path, content):
@@ -199,10 +183,3 @@ def test_smaller_ones_are_upright_too():
         sample = shrink(48, codec=codec, turn=True)({'img':image})
         assert get_codec(codec).unpack(bytes(sample[codec])).size==(48,80)
 
-def test_without_turn_the_error_names_it_and_files_keep_the_orientation():
-    b = photograph(6, fmt='JPEG')
-    for codec in 'raw','bits':
-        resample = {'resample':Image.Resampling.NEAREST} if codec=='bits' else {}
-        with pytest.raises(ValueError, match=r'orientation 6.*shrink\(…, turn=True\) turns it'):
-            shrink(12, codec=codec, **resample)({'img':b})
-    assert Image.open(io.BytesIO(bytes(shrink(12)({'img':b})['jpg']))).getexif()[0x112]==6

@@ -7,12 +7,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from fastai.data.core import DataLoaders
 from fastai.vision.data import ImageDataLoaders
 from PIL import Image
 
-from fastai_remote import csv_samples, hf_samples, table_samples
+from fastai_remote import csv_samples, table_samples
 from fastai_remote.source.columns import CellType
 from inputs import column, in_memory, write_csv
 
@@ -137,13 +137,6 @@ def test_names_of_files_and_texts_stay_as_they_are(tmp_path):
     assert in_memory(csv_samples(path, fields={'id':'txt', 'label':'cls'}))[0][0]=={'txt':'007', 'cls':1}
     assert in_memory(csv_samples(path), fn=lambda row: {'txt':row['id']})[0][0]=={'txt':'007'}
 
-def test_several_columns_of_numbers_by_every_route(tmp_path):
-    table = {'x':[1,2,3], 'y':[4,5,6]}
-    for route in 'csv','pandas','polars','arrow','parquet':
-        store,_ = in_memory(table_samples(ROUTES[route](tmp_path, table), label_col=['x','y']))
-        targets = column(store, 'target.npy')
-        assert [o.tolist() for o in targets]==[[1,4],[2,5],[3,6]] and {o.dtype.kind for o in targets}=={'i'}
-
 def test_categories_named_label_keep_their_order_without_fn():
     "With `fn`, whose labels are its own, they say nothing"
     table = pd.DataFrame({'label':pd.Categorical(['b','a'], ['b','a'])})
@@ -169,14 +162,6 @@ def test_deciding_takes_no_memory_for_each_row(tmp_path):
             most = tracemalloc.get_traced_memory()[1]
         finally: tracemalloc.stop()
         assert fields[0]=='cls' and most<4_000_000
-
-def test_dicts_of_huggingface_datasets_and_csv_files_agree(tmp_path):
-    table = {'text':['a','b'], 'label':[5,10]}
-    hf = in_memory(DatasetDict(train=Dataset.from_dict(table), valid=Dataset.from_dict(table)))[0]
-    path = to_csv(tmp_path, table)
-    files = in_memory({'train':path, 'valid':path})[0]
-    assert hf.fields==files.fields==['txt','cls'] and hf.vocab==files.vocab==[5,10]
-    assert in_memory(hf_samples(Dataset.from_dict(table), fields={'label':'y.i8'}))[0].fields==['txt','y.i8']
 
 def test_names_that_say_how_values_are_stored():
     "A file is stored as its format is, and not as its name"

@@ -4,11 +4,9 @@ Samples of a file that is replaced by one of the same size would be read from a 
 index."""
 import os, shutil
 
-import fsspec
 import pytest
 
-from fastai_remote import index_shards, RemoteDataset, ShardStore, TieredStore
-from fastai_remote.core import CorruptSample, StoreExists
+from fastai_remote import CorruptSample, index_shards, RemoteDataset, ShardStore, StoreExists, TieredStore
 from shard_helpers import ONE, tar
 from webserver import WebServer
 
@@ -16,7 +14,8 @@ def samples(word):
     "Members of a tar of four samples"
     return [member for k in range(4) for member in ((f'{k}.txt', f'{word} {k}'.encode()), (f'{k}.cls', b'%d' % (k%2)))]
 
-def texts(store): return store.get_many(range(len(store)), 'txt', decode=True, check=True)['txt']
+def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
+def texts(store): return texts_of(store, range(len(store)))
 
 OLD,NEW = [f'old {k}' for k in range(4)]*2,[f'new {k}' for k in range(4)]+[f'old {k}' for k in range(4)]
 
@@ -45,20 +44,7 @@ class Web(Disk):
     url = property(lambda self: self.server.url)
     def close(self): self.server.__exit__()
 
-class Memory(Disk):
-    "Read from a file system of fsspec"
-    fs,n = fsspec.filesystem('memory'),0
-    def __init__(self, tmp_path, cached):
-        super().__init__(tmp_path, cached)
-        Memory.n += 1
-        self.path = f'/stale/{self.n}'
-    url = property(lambda self: f'memory:/{self.path}')
-    def put(self, name, members):
-        super().put(name, members)
-        self.fs.pipe(f'{self.path}/{name}', (self.folder/name).read_bytes())
-    def touch(self, name): self.fs.pipe(f'{self.path}/{name}', self.fs.cat(f'{self.path}/{name}'))
-
-@pytest.fixture(params=['Disk','Disk cached','Web','Web cached','Memory cached'])
+@pytest.fixture(params=['Disk','Disk cached','Web','Web cached'])
 def place(request, tmp_path):
     kind,*cached = request.param.split()
     place = globals()[kind](tmp_path, bool(cached))
@@ -82,8 +68,6 @@ def test_a_tar_that_was_replaced_is_an_error(place):
     with pytest.raises(CorruptSample, match='a.tar has changed'): list(stream)
     report = store.verify(num_workers=1)
     assert report.bad or report.rest
-
-def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
 
 def test_labels_of_a_tar_that_was_replaced_are_not_those_of_the_index(place):
     "Until it is indexed anew, which has to be said"

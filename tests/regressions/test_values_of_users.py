@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset
 from fastai.data.core import DataLoaders
 from fastai.data.transforms import get_image_files
-from fastai.vision.data import ImageDataLoaders
 from fastcore.foundation import L
 from PIL import Image
 
@@ -48,15 +47,6 @@ def test_paths_that_are_not_asked_for_are_texts(files):
     store,report = in_memory(pd.DataFrame({'path':files, 'label':['a','b']*3}))
     assert store.fields==['path.txt','cls'] and column(store, 'path.txt')==list(map(str, files))
     assert "fn_col='path'" in str(report)
-
-def test_a_table_of_paths_gives_the_batches_of_stock_fastai(files):
-    table = pd.DataFrame({'path':files, 'label':[3,20,3,100,20,100], 'is_valid':[False]*4+[True]*2})
-    stock = ImageDataLoaders.from_df(table, valid_col='is_valid', path='/', bs=2, num_workers=0, item_tfms=None)
-    store,_ = in_memory(table_samples(table, fn_col='path', label_col='label', valid_col='is_valid'))
-    dls = DataLoaders.from_store(store, bs=2, num_workers=0)
-    for ours,theirs in zip(dls.valid, stock.valid, strict=True):
-        assert all(torch.equal(a.cpu(), b.cpu()) for a,b in zip(ours, theirs, strict=True))
-    assert list(dls.vocab)==list(stock.vocab)==[3,20,100]
 
 # --- several labels
 
@@ -180,10 +170,7 @@ def test_arrays_that_are_no_masks(field):
     store,report = in_memory([{field:mask} for mask in (codes, *wrong, codes[...,None])])
     assert report.written==2 and [name for name,_ in report.failures]==[f'item {i}' for i in range(1, 6)]
     assert all(field in why for _,why in report.failures)
-
-def test_arrays_that_are_not_called_masks_may_hold_anything():
-    store,report = in_memory([{'codes.npy':np.full((2,2), 256)}])
-    assert report.written==1
+    assert in_memory([{'codes.npy':np.full((2,2), 256)}])[1].written==1   # others may hold anything
 
 @pytest.mark.parametrize('prefix', ['boxes','person.boxes'])
 def test_boxes_and_labels_of_different_number(prefix):
