@@ -33,7 +33,7 @@ def face(is_dog):
         draw.ellipse([x+side*10-2, y-6, x+side*10+2, y-2], fill='black')
     draw.ellipse([x-5, y+4, x+5, y+11], fill='black' if is_dog else 'pink')
     return image
-for i in range(60):
+for i in range(48):
     file = Path('images')/('cat','dog')[i%2]/f'{i}.jpg'
     file.parent.mkdir(parents=True, exist_ok=True)
     face(i%2).save(file)
