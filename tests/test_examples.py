@@ -21,7 +21,8 @@ def test_a_name_says_the_codec_and_so_does_a_value_without_one():
 
 def test_times_of_points_are_seconds():
     points = np.array([[10,0,0,0], [20,0,16,0], [20,5,40,1]], np.float32)
-    np.testing.assert_allclose(StrokeSequence(3, time=True).of_points(points), [[10,0,0,0], [10,0,.016,0], [0,5,.024,1]])
+    found = StrokeSequence(3, time=True).of_points(points)
+    np.testing.assert_allclose(found, [[10,0,0,0], [10,0,.016,0], [0,5,.024,1]], rtol=1e-5)
 
 def test_of_many_images_some_are_counted():
     assert [sum(map(has_stats, range(n))) for n in (128,256,1024,50_000)]==[128,192,320,674]

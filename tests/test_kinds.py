@@ -127,7 +127,8 @@ def test_the_loss_is_that_of_the_table(store):
                'one number':'age.f4', 'several numbers':'xy.npy'}
     losses = {kind.name:kind.loss for kind in KINDS if kind.loss}
     assert losses.keys()==targets.keys()
-    for kind,y in targets.items(): assert str(from_store(store, 'png', y).loss_func)==str(globals()[losses[kind]]()), kind
+    for kind,y in targets.items():
+        assert str(from_store(store, 'png', y).loss_func)==str(globals()[losses[kind]]()), kind
 
 # --- targets and the transforms of their image
 
