@@ -1,5 +1,7 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
 import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
+from glob import glob
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,12 +65,11 @@ def bare(server):
     "URL of a server, without its password"
     return f'redis://127.0.0.1:{server.port}'
 
-def start(*words, env=None, stdout=subprocess.PIPE):
+def start(*words, stdout=subprocess.PIPE):
     "The program as a process of its own group"
-    env = {**{k:v for k,v in os.environ.items() if k not in VARIABLES}, **(env or {})}
     command = [sys.executable, '-m', 'fastai_remote', *map(str, words)]
-    return subprocess.Popen(command, env=env, text=True, stdout=stdout, stderr=subprocess.PIPE,
-                            stdin=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                            start_new_session=True)
 
 def ended(p):
     "Exit code, output and what was said"
@@ -777,19 +778,28 @@ def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found)
 
 # The guide
 
+SIMPLE = re.compile(r'fastai_remote [^|>&]*')   # A line that needs no shell: it runs in this process
+
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
-def test_the_examples_of_the_guide_run(images, tmp_path):
+def test_the_examples_of_the_guide_run(images, tmp_path, monkeypatch, cli):
     page = (GUIDE/'command_line.md').read_text(encoding='utf-8')
-    blocks = re.findall(r'(?ms)^```sh\n(.*?)^```', page)
+    lines = '\n'.join(re.findall(r'(?ms)^```sh\n(.*?)^```', page)).splitlines()
     shutil.copytree(images, tmp_path/'images')
     for name,make in ('theirs',make_tars), ('quickdraw',make_drawings):
         (tmp_path/name).mkdir()
         make(tmp_path/name, images)
-    script = 'set -euo pipefail\nfastai_remote() { %s -m fastai_remote "$@"; }\n' % sys.executable+'\n'.join(blocks)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]))
+    program = 'set -euo pipefail\nfastai_remote() { %s -m fastai_remote "$@"; }\n' % sys.executable
+    printed = ''
     with redis_server(port=-1) as s:
-        env = {**os.environ, 'FASTAI_REMOTE_URL':s.url, 'PYTHONPATH':str(Path(__file__).parents[1])}
-        p = subprocess.run(['bash', '-c', script], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert p.returncode==0, p.stdout[-2000:]+p.stderr[-2000:]
-        assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in p.stdout
+        monkeypatch.setenv('FASTAI_REMOTE_URL', s.url)
+        for is_simple,some in groupby(lines, lambda line: SIMPLE.fullmatch(line) is not None):
+            if is_simple:
+                for words in map(shlex.split, some):
+                    code,_,err = cli(*(file for word in words[1:] for file in sorted(glob(word)) or [word]))
+                    assert code==0, err
+            else: printed += subprocess.check_output(['bash', '-c', program+'\n'.join(some)], text=True)
+        assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in printed
     assert {f.name for f in (tmp_path/'shards').iterdir()}=={'two','tars','drawings','pets'}

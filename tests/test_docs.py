@@ -144,19 +144,14 @@ def site_pages(): return docs.collect()[0]
 
 def titles(entries): return [next(iter(e)) for e in entries]
 
-@pytest.mark.slow
 @of_the_guide
-def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
-    "Each tutorial of `nbs/tutorials` has a place; those on engines are last"
+def test_tutorials_are_in_the_order_in_which_one_reads_them_and_decision_notes_are_folded_away(site_pages):
+    "Each tutorial has a place; those on engines are last. A section within a section is closed until one opens it"
     assert sorted(docs.TUTORIALS)==sorted(f.stem for f in (root/'nbs/tutorials').glob('*.ipynb'))
-    section = next(e['Tutorials'] for e in docs.navigation(site_pages) if 'Tutorials' in e)
+    entries = docs.navigation(site_pages)
+    section = next(e['Tutorials'] for e in entries if 'Tutorials' in e)
     names = [Path(next(iter(e.values()))).stem for e in section]
     assert names[:3]==['images', 'shards', 'drawings'] and names[-3:]==['spark', 'dask', 'ray']
-
-@of_the_guide
-def test_decision_notes_are_folded_away(site_pages):
-    "A section within a section is closed until one opens it"
-    entries = docs.navigation(site_pages)
     assert 'Decisions' not in titles(entries)
     inside = [s for e in entries for s in e.values() if isinstance(s, list) and 'Decisions' in titles(s)]
     assert len(inside)==1
