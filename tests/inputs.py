@@ -1,5 +1,5 @@
-"What tests of sources share: files of images, tars and CSV, and what an ingest makes of a source, in memory"
-import csv, io, tarfile
+"What tests of sources share: files of images, sound, tars and CSV, and what an ingest makes of a source, in memory"
+import csv, io, struct, tarfile, wave, zlib
 
 import numpy as np
 from PIL import Image
@@ -42,6 +42,23 @@ def encoded(image, fmt='PNG', **options):
 def plain(i, fmt='JPEG'):
     "The file of an image of 6 x 5 pixels, all of which are `i`"
     return encoded(np.full((6,5,3), i%256), fmt)
+
+def png_chunk(name, data): return struct.pack('>I', len(data))+name+data+struct.pack('>I', zlib.crc32(name+data))
+
+def png_of(rows, width, height, colour=0, bits=8, interlaced=0, parts=1, more=b''):
+    "A PNG of `rows`, bytes with the number of a filter before each row, whatever the other arguments say"
+    data = zlib.compress(rows)
+    header = struct.pack('>IIBBBBB', width, height, bits, colour, 0, 0, interlaced)
+    step = -(-len(data)//parts)
+    idat = b''.join(png_chunk(b'IDAT', data[k:k+step]) for k in range(0, len(data), step))
+    return b'\x89PNG\r\n\x1a\n'+png_chunk(b'IHDR', header)+more+idat+png_chunk(b'IEND', b'')
+
+def wav_file(values):
+    "A wav file of 8000 values of 16 bits per second, in one channel"
+    with wave.open(file := io.BytesIO(), 'wb') as w:
+        w.setparams((1, 2, 8000, 0, 'NONE', ''))
+        w.writeframes(values.astype('<i2').tobytes())
+    return file.getvalue()
 
 def npy(array):
     np.save(file := io.BytesIO(), array, allow_pickle=True)

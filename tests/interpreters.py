@@ -1,7 +1,8 @@
 """New Python processes in which torch and fastai are there at once, for tests that need a process of their own
 
 Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch and fastai,
-another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each."""
+another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each, which takes a
+second, unless a third process is asked for, which has imported it, too."""
 import itertools, json, os, signal, subprocess, sys, threading
 from functools import cached_property
 
@@ -11,7 +12,8 @@ _SERVER = '''
 import atexit, gc, json, os, random, select, signal, sys, tempfile, threading, time, traceback, types
 gc.disable()   # imports take a third less time
 import numpy, matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
-if sys.argv[1]=='True': import fastai.vision.all, IPython, nbdev.test
+if 'fastai' in sys.argv: import fastai.vision.all, IPython, nbdev.test
+if 'ours' in sys.argv: from fastai_remote import *
 
 def become(call):
     "In a fork: run the code of a call, as `python -c` or `python file` would, and end"
@@ -45,7 +47,7 @@ def become(call):
 
 def say(*words): os.write(1, (' '.join(map(str, words))+'\\n').encode())
 
-assert not [m for m in sys.modules if m.split('.')[0]=='fastai_remote']
+assert 'ours' in sys.argv or not [m for m in sys.modules if m.split('.')[0]=='fastai_remote']
 gc.freeze()   # else each fork copies what the garbage collector visits
 gc.enable()
 running,lines,is_open = {},b'',True
@@ -76,15 +78,18 @@ class Interpreters:
         code, # Source code, or the `Path` of a file
         *args, # Arguments of the script
         fastai:bool=True, # Is fastai imported already?
+        ours:bool=False, # And `fastai_remote`?
         env=None, # Environment; default: ours
         cwd=None, # Folder to run in; default: ours
         pipe:bool=False # Is what it says read with `.line()` and `.end()`?
     ):
         "Start a process; `.wait()` gives what `subprocess.run` would"
-        if fastai not in self.servers:
-            self.servers[fastai] = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _SERVER, str(fastai)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        process = Process(self, self.servers[fastai], next(self.numbers))
+        imported = ['fastai']*fastai+['ours']*ours
+        if (server := self.servers.get((fastai, ours))) is None:
+            server = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _SERVER, *imported], text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self.servers[fastai, ours] = server
+        process = Process(self, server, next(self.numbers))
         file = '' if isinstance(code, str) else str(code)
         call = dict(id=process.number, code=code if not file else code.read_text(), file=file,
                     args=list(map(str, args)), env=dict(os.environ if env is None else env),

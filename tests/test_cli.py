@@ -1,5 +1,7 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
 import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
+from glob import glob
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
 from fastai_remote.cli.serve import serve_folder, serving
 from fastai_remote.cli.terminal import flag, in_shell
-from fastai_remote.cli.words import read_places, SOURCE_KINDS, split_sources, url_of
+from fastai_remote.cli.words import read_places, source_kind, SOURCE_KINDS, split_sources, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
@@ -63,12 +65,11 @@ def bare(server):
     "URL of a server, without its password"
     return f'redis://127.0.0.1:{server.port}'
 
-def start(*words, env=None, stdout=subprocess.PIPE):
+def start(*words, stdout=subprocess.PIPE):
     "The program as a process of its own group"
-    env = {**{k:v for k,v in os.environ.items() if k not in VARIABLES}, **(env or {})}
     command = [sys.executable, '-m', 'fastai_remote', *map(str, words)]
-    return subprocess.Popen(command, env=env, text=True, stdout=stdout, stderr=subprocess.PIPE,
-                            stdin=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                            start_new_session=True)
 
 def ended(p):
     "Exit code, output and what was said"
@@ -150,37 +151,31 @@ def make_tars(folder, images):
 FN = '''
 def sample(row): return {'txt': row['text'], 'cls': row['kind'] if isinstance(row['kind'], str) else 'ab'[row['kind']]}
 '''
-def make_rows(folder, function=FN):
+def make_rows(folder):
     "A table, and the words that turn it into samples"
-    (folder/'ours.py').write_text(function)
+    (folder/'ours.py').write_text(FN)
     rows = dict(text=[f'text {k}' for k in range(20)], kind=['ab'[k%2] for k in range(20)])
     return rows,f'--fn={folder}/ours.py:sample'
 
-def make_parquet(folder, images):
-    pd = pytest.importorskip('pandas')
-    pytest.importorskip('pyarrow')
-    rows,fn = make_rows(folder)
-    pd.DataFrame(rows).to_parquet(folder/'texts.parquet')
-    return folder/'texts.parquet',fn
+# What files of each kind of source are called
+FILES = {'images':['cat/1.JPG', '.hidden/labels.csv'], 'csv':['labels.csv'], 'drawings':['line.ndjson', 'b.ndjson.gz'],
+         'tars':['a.tar', 'b.tar.zst', 'a.parquet'], 'parquet':['a.parquet', 'more/b.feather'],
+         'arrays':['zarr.json', 'png/c/0'], 'img2dataset':['00000.tar', '00000_stats.json'],
+         'huggingface':['data.arrow', 'dataset_info.json']}
 
-def make_huggingface(folder, images):
+def test_each_kind_of_source_is_recognised_by_its_files(tmp_path):
+    assert FILES.keys()==SOURCE_KINDS.keys()
+    for kind,names in FILES.items():
+        for file in [tmp_path/kind/name for name in names]:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        assert source_kind(tmp_path/kind)==kind
+
+def test_a_dataset_that_huggingface_has_saved_is_a_source(tmp_path, result):
     datasets = pytest.importorskip('datasets')
-    rows,fn = make_rows(folder, "def sample(row): return {'txt':row['txt'], 'cls':row['kind.txt']}")
-    datasets.Dataset.from_dict(rows).save_to_disk(str(folder/'saved'))
-    return folder/'saved',fn
-
-def make_zarr(folder, images):
-    zarr = pytest.importorskip('zarr')
-    group = zarr.open_group(folder/'arrays', mode='w')
-    group.create_array('npy', data=np.zeros((20,3), 'f4'), chunks=(7,3))
-    group.create_array('cls', data=np.arange(20)%3)
-    return folder/'arrays',
-
-@pytest.mark.parametrize('make', [make_drawings, make_tars, make_parquet, make_huggingface, make_zarr])
-def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tmp_path, result):
-    source,*words = make(tmp_path, images)
-    assert result('ingest', source, server.url, make.__name__, *words, *FAST)['written']==20
-    assert len(RedisStore(server.url, make.__name__).fields)>1
+    datasets.Dataset.from_dict({'txt':['a','b'], 'n.i4':[1,2]}).save_to_disk(str(tmp_path/'saved'))
+    assert result('ingest', tmp_path/'saved', tmp_path/'shards', *FAST)['written']==2
+    assert ShardStore(tmp_path/'shards').fields==['txt','n.i4']
 
 def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_path, monkeypatch):
     (tmp_path/'cat/small').mkdir(parents=True)
@@ -756,17 +751,9 @@ def test_doctor_says_that_a_connection_was_lost_and_not_that_a_right_is_missing(
     _,out,_ = cli('doctor', server.url)
     assert 'lost: so the settings of the server are not known' in out and 'may not CONFIG GET' not in out
 
-@pytest.mark.parametrize('password,found', [('','! password: the server has none'), ('pw','- TLS: the password and')])
-def test_doctor_looks_at_the_network_to_the_server(password, found, strict, monkeypatch, cli):
-    "One at 127.0.0.1 or at a socket is on this machine; any other address may be elsewhere"
-    with private_server(port=-1, bind='127.0.0.2', requirepass=password) as far:
-        login = f':{password}@' if password else ''
-        monkeypatch.setenv('OURS', f'redis://{login}127.0.0.2:{far.port}')
-        assert found in cli('doctor', 'env:OURS')[1]
-    monkeypatch.setenv('OURS', strict.url)
-    assert 'password' not in (said := cli('doctor', 'env:OURS')[1]) and 'TLS' not in said
-
 @pytest.mark.parametrize('url,masters,secret,found', [
+    ('redis://127.0.0.2:7000', ['127.0.0.2'], None, ['password']),
+    ('redis://127.0.0.2:7000', ['127.0.0.2'], 'pw', ['TLS']),
     ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
     ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
     ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], 'pw', ['TLS']),
@@ -776,7 +763,9 @@ def test_doctor_looks_at_the_network_to_the_server(password, found, strict, monk
     ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
     ('unix:///run/redis.sock', [None], None, [])])
 def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
-    "Where the sentinels are does not matter: the data go to the master"
+    """One at 127.0.0.1 or at a socket is on this machine; any other address may be elsewhere
+
+    Where the sentinels are does not matter: the data go to the master."""
     def client_of(host):
         def info(section): raise redis.ResponseError('not known here')
         where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
@@ -789,19 +778,28 @@ def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found)
 
 # The guide
 
+SIMPLE = re.compile(r'fastai_remote [^|>&]*')   # A line that needs no shell: it runs in this process
+
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
-def test_the_examples_of_the_guide_run(images, tmp_path):
+def test_the_examples_of_the_guide_run(images, tmp_path, monkeypatch, cli):
     page = (GUIDE/'command_line.md').read_text(encoding='utf-8')
-    blocks = re.findall(r'(?ms)^```sh\n(.*?)^```', page)
+    lines = '\n'.join(re.findall(r'(?ms)^```sh\n(.*?)^```', page)).splitlines()
     shutil.copytree(images, tmp_path/'images')
     for name,make in ('theirs',make_tars), ('quickdraw',make_drawings):
         (tmp_path/name).mkdir()
         make(tmp_path/name, images)
-    script = 'set -euo pipefail\nfastai_remote() { %s -m fastai_remote "$@"; }\n' % sys.executable+'\n'.join(blocks)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parents[1]))
+    program = 'set -euo pipefail\nfastai_remote() { %s -m fastai_remote "$@"; }\n' % sys.executable
+    printed = ''
     with redis_server(port=-1) as s:
-        env = {**os.environ, 'FASTAI_REMOTE_URL':s.url, 'PYTHONPATH':str(Path(__file__).parents[1])}
-        p = subprocess.run(['bash', '-c', script], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert p.returncode==0, p.stdout[-2000:]+p.stderr[-2000:]
-        assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in p.stdout
+        monkeypatch.setenv('FASTAI_REMOTE_URL', s.url)
+        for is_simple,some in groupby(lines, lambda line: SIMPLE.fullmatch(line) is not None):
+            if is_simple:
+                for words in map(shlex.split, some):
+                    code,_,err = cli(*(file for word in words[1:] for file in sorted(glob(word)) or [word]))
+                    assert code==0, err
+            else: printed += subprocess.check_output(['bash', '-c', program+'\n'.join(some)], text=True)
+        assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in printed
     assert {f.name for f in (tmp_path/'shards').iterdir()}=={'two','tars','drawings','pets'}

@@ -1,6 +1,6 @@
 """Every notebook is a test, run in a process of its own: `pytest tests/test_nbs.py -k core`
 
-Most of a short notebook's time would be the import of torch and fastai, see `interpreters.py`."""
+Most of a short notebook's time would be the import of torch, fastai and our modules, see `interpreters.py`."""
 import os, shutil
 from contextlib import nullcontext
 
@@ -21,17 +21,23 @@ config = get_config()
 sys.exit(not test_nb(sys.argv[1], skip_flags=config.tst_flags, basepath=config.config_path)[0])
 '''
 
+# Run by one of the test processes, in forks of one process that has imported all that they need
+TOGETHER = [pytest.mark.slow, pytest.mark.xdist_group('notebooks')]
+
 @pytest.fixture
 def run_notebook(interpreters):
     "A function that runs a notebook; what it returns has the exit code, and what was said"
-    return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path)
+    def run(file):
+        has_ours = file.stem not in ('index', *ENGINES)
+        return interpreters.run(RUN, file, cwd=cfg.config_path, ours=has_ours)
+    return run
 
 def notebooks():
     "A parameter for each; the first page is quick, and those of engines start several processes"
     for file in sorted(nbglob(as_path=True)):
         name = '/'.join(file.parts[file.parts.index('nbs')+1:]).removesuffix('.ipynb')
-        marks = [] if name=='index' else [pytest.mark.slow]
-        if file.stem in ENGINES: marks.append(pytest.mark.xdist_group('processes'))
+        marks = [] if name=='index' else TOGETHER
+        if file.stem in ENGINES: marks = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
         yield pytest.param(file, id=name, marks=marks)
 
 @pytest.mark.parametrize('file', notebooks())
@@ -43,6 +49,7 @@ def test_notebook_runs(file, run_notebook):
     assert run.returncode==0, f'{file} failed\n{(run.stdout+run.stderr)[-6000:]}'
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('notebooks')
 def test_a_notebook_that_fails_is_noticed(run_notebook, tmp_path):
     for name in 'settings.ini','pyproject.toml': shutil.copy(cfg.config_path/name, tmp_path)
     write_nb(new_nb([mk_cell('assert 1==2, "as it should"')]), tmp_path/'fails.ipynb')

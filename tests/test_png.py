@@ -1,5 +1,5 @@
 "PNGs that are decoded without Pillow have the pixels that Pillow gives, and all others are left to it"
-import io, struct, tracemalloc, zlib
+import io, tracemalloc
 
 import numpy as np
 import pytest
@@ -7,18 +7,9 @@ from PIL import Image
 
 from fastai_remote.codec import png
 from fastai_remote.codec.png import png_pixels
+from inputs import png_chunk, png_of
 
 if png._pixels is None: pytest.skip('the C module is not built: no compiler', allow_module_level=True)
-
-def chunk(name, data): return struct.pack('>I', len(data))+name+data+struct.pack('>I', zlib.crc32(name+data))
-
-def png_of(rows, width, height, colour=0, bits=8, interlaced=0, parts=1, more=b''):
-    "A PNG of `rows`, bytes with the number of a filter before each row"
-    data = zlib.compress(rows)
-    header = struct.pack('>IIBBBBB', width, height, bits, colour, 0, 0, interlaced)
-    step = -(-len(data)//parts)
-    idat = b''.join(chunk(b'IDAT', data[k:k+step]) for k in range(0, len(data), step))
-    return b'\x89PNG\r\n\x1a\n'+chunk(b'IHDR', header)+more+idat+chunk(b'IEND', b'')
 
 def rows_of(rng, width, height, channels, filters):
     rows = rng.integers(0, 256, (height, 1+width*channels), np.uint8)
@@ -45,7 +36,7 @@ def test_what_is_not_plain_or_damaged_is_left_to_pillow(monkeypatch):
     others = dict(more_rows=png_of(rows, 9, 5), fewer_rows=png_of(rows, 9, 7), wider=png_of(rows, 10, 6),
         no_such_filter=png_of(b'\5'+rows[1:], 9, 6), bits=png_of(rows, 9, 6, bits=4), palette=png_of(rows, 9, 6, 3),
         alpha=png_of(rows, 9, 6, 6), interlaced=png_of(rows, 9, 6, interlaced=1), empty=png_of(b'', 0, 6),
-        gamma=png_of(rows, 9, 6, more=chunk(b'gAMA', bytes(4))), nothing=b'', jpeg=b'\xff\xd8\xff'+content[3:])
+        gamma=png_of(rows, 9, 6, more=png_chunk(b'gAMA', bytes(4))), nothing=b'', jpeg=b'\xff\xd8\xff'+content[3:])
     for name,other in others.items(): assert png_pixels(other, 1) is None, name
     for end in range(len(content)-8): assert png_pixels(content[:end], 1) is None, end
     for k in range(41, len(content)-16):   # compressed rows, which end with a checksum, but not that of the chunk

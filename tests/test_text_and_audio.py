@@ -21,6 +21,7 @@ from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share
 from fastai_remote.order.shards import ShardPermutation
 from in_memory import written
+from inputs import wav_file
 
 N,N_VALID = 64,16
 N_TRAIN = N-N_VALID
@@ -395,10 +396,6 @@ def wav_header(n_bytes, bits=16, channels=2, riff=None, kind=1, extension=b'', b
     riff = 4+8+len(form)+len(before)+8+n_bytes if riff is None else riff
     chunks = b'fmt '+struct.pack('<I', len(form))+form+before+b'data'+struct.pack('<I', n_bytes)
     return b'RIFF'+struct.pack('<I', riff)+b'WAVE'+chunks
-
-def wav_file(values):
-    "A wav file of 8000 values of 16 bits per second, in one channel"
-    return wav_header(2*len(values), channels=1)+values.astype('<i2').tobytes()
 
 TONES = tones()
 RECORDS = [{'wav':wav_file(tone), 'audio.npy':tone, 'cls':['low','high'][i%2]} for i,tone in enumerate(TONES)]

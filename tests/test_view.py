@@ -61,15 +61,12 @@ def request(view, name, body=None, method=None, path=None, **headers):
     connection.close()
     return response,content
 
-def get(view, name, **args):
-    response,content = request(view, f'{name}?{urlencode(args)}')
+def answer_of(view, name, body=None):
+    response,content = request(view, name, body)
     assert response.status==200, content
     return json.loads(content)
-
-def post(view, name, **args):
-    response,content = request(view, name, args)
-    assert response.status==200, content
-    return json.loads(content)
+def get(view, name, **args): return answer_of(view, f'{name}?{urlencode(args)}')
+def post(view, name, **args): return answer_of(view, name, args)
 
 def found(view, **query):
     "The numbers of the samples that a query finds, in their order"

@@ -1,5 +1,5 @@
 "What a person sees of a dataset: pictures of every kind of value, overviews, notebooks, reports and the shell"
-import base64, io, json, pickle, re, tracemalloc, warnings, wave, zlib
+import base64, io, json, pickle, re, tracemalloc, warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,15 +21,13 @@ from fastai_remote.view.overview import count_in_splits, overview, some_numbers
 from fastai_remote.view.pictures import as_picture, drawn_text, read_samples, shown_kind, tile_fields
 from fastai_remote.view.sheet import sheet
 from in_memory import in_memory
-from inputs import encoded
+from inputs import encoded, png_of, wav_file
+
+QUIET = dict(num_workers=0, progress=False)
 
 # --- Every kind
 
-def recording(n=4000):
-    with wave.open(f:=io.BytesIO(), 'wb') as w:
-        w.setparams((1, 2, 8000, 0, 'NONE', ''))
-        w.writeframes((20000*np.sin(np.arange(n)/5)).astype('<i2').tobytes())
-    return f.getvalue()
+def recording(): return wav_file(20000*np.sin(np.arange(4000)/5))
 
 def photo(i, size=(60,40)):
     rows,columns = np.mgrid[:size[1],:size[0]]
@@ -116,12 +114,10 @@ FIELD = 'a<img src=x onerror=alert(2)>.txt'
 @pytest.fixture(scope='module')
 def hostile():
     "Five samples: a good one with a damaged text, a truncated JPEG, a bomb, an SVG as a JPEG, and a long text"
-    bomb = bytearray(encoded(Image.new('1', (8,8))))
-    bomb[16:24] = (30_000).to_bytes(4, 'big')*2   # width and height; then their checksum
-    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, 'big')
+    bomb = png_of(bytes(9), 30_000, 30_000)
     jpg = encoded(photo(0), 'JPEG')
     texts = [EVIL.encode(), b'ok', b'\xff', SVG, b'x'*100_000]
-    store = MemoryStore({'jpg':[jpg, jpg[:300], bytes(bomb), SVG, jpg], FIELD:texts,
+    store = MemoryStore({'jpg':[jpg, jpg[:300], bomb, SVG, jpg], FIELD:texts,
         'svg.bin':[SVG]*5, 'cls':np.array([0,1,2,3,0], 'u1')}, 'hostile<b>', splits={f'train{EVIL}':[0,5]},
         vocab={'cls':[f'</style>{EVIL}', '" onload="x', r'$\frac{$', '\u202eevil\x1b[2J']},
         failures=[(f'file{EVIL}', f'reason{EVIL}')])
@@ -231,20 +227,11 @@ def test_counts_of_labels_follow_each_change(put):
     assert counts(store)==[{'a':3,'b':3}, {'x':4,'y':2}] and store.class_counts('tag.labels')=={7:6,'7':3}
     with pytest.raises(ValueError, match="several labels in 'labels'"): store.class_weights('labels')
     more = {'txt':'more', 'cls':'c', 'labels':{'z','x'}, 'tag.labels':[]}
-    store = store.append([more], num_workers=0, progress=False)
+    store = store.append([more], **QUIET)
     assert counts(store)==[{'a':3,'b':3,'c':1}, {'x':5,'y':2,'z':1}]
     store = store.edit(drop=[0,2], set={'cls':{1:'c'}, 'labels':{1:[], 3:['w','z']}})
     assert counts(store)==[{'a':1,'b':2,'c':2}, {'x':2,'y':0,'z':2,'w':1}] and store.manifest.nbytes>0
     assert store.class_counts('tag.labels')=={7:4,'7':3} and store.class_counts('labels')=={'x':2,'y':0,'z':2,'w':1}
-
-def test_bytes_of_fields_that_are_replaced_are_not_counted_twice(put):
-    store,_ = put([{'txt':'some text'} for i in range(6)], shuffle=False)
-    n = store.manifest.nbytes
-    for k in range(3):
-        fields = {'loss.f4':np.full(6, k, 'f4'), 'pred.cls':['a']*6, 'more.txt':['text']*6}
-        store = store.add_fields(fields, replace=True, vocab={'pred.cls':['a']}, num_workers=0, progress=False)
-        assert store.manifest.nbytes==n+6*(4+1+4)
-    assert store.drop_fields('loss.f4','pred.cls','more.txt').manifest.nbytes==n
 
 def test_reasons_of_failures_are_counted():
     failures = [(f'file {k}', 'too small' if k<1500 else 'late') for k in range(3000)]
@@ -295,7 +282,7 @@ def test_a_report_is_one_small_file(all_kinds, tmp_path):
 # --- A server that is away
 
 def test_without_an_answer_a_notebook_shows_the_table_of_before(fresh):
-    to_redis([{'txt':'a', 'cls':'b'}]*3, fresh.url, 'd', num_workers=0, progress=False)
+    to_redis([{'txt':'a', 'cls':'b'}]*3, fresh.url, 'd', **QUIET)
     store = RedisStore(fresh.url, 'd', timeout=1)
     unread = changeable(pickle.loads(pickle.dumps(store)))
     assert '<figure' in store._repr_html_()
@@ -340,11 +327,10 @@ def test_losses_are_those_of_get_preds_in_the_order_of_the_store(two_classes):
     assert list(DataLoaders.from_store(store, bs=4, num_workers=0).vocab)==['a','b']   # the target is still `cls`
     with learn.no_bar(): again = store.add_losses(learn, ['train','valid'])
     assert again.fields==store.fields and not np.isnan(again.get_many(range(19), 'loss.f4')['loss.f4']).any()
-    assert again.manifest.vocab['pred.cls']==['a','b'] and not again.verify(num_workers=0, progress=False).bad
+    assert again.manifest.vocab['pred.cls']==['a','b'] and not again.verify(**QUIET).bad
 
 def test_losses_of_another_kind_of_target_are_only_losses(server):
-    to_redis([{'png':Image.new('RGB', (2,2)), 'age.f4':i/4} for i in range(8)], server.url, 'ages', num_workers=0,
-             progress=False)
+    to_redis([{'png':Image.new('RGB', (2,2)), 'age.f4':i/4} for i in range(8)], server.url, 'ages', **QUIET)
     store = RedisStore(server.url, 'ages')
     learn = Learner(DataLoaders.from_store(store, bs=4, num_workers=0), nn.Sequential(Flatten(), nn.Linear(12, 1)))
     with learn.no_bar(): store = store.add_losses(learn, None)
@@ -352,17 +338,19 @@ def test_losses_of_another_kind_of_target_are_only_losses(server):
     assert store.fields==['png','age.f4','loss.f4'] and len(set(losses.tolist()))>1
     assert DataLoaders.from_store(store, bs=4, num_workers=0).one_batch()[1].shape==(4,)
 
-def test_fields_are_replaced_only_if_that_was_asked_for(put):
+def test_fields_are_replaced_only_if_that_was_asked_for_and_their_bytes_are_counted_once(put):
     store,_ = put([{'txt':str(i)} for i in range(4)], shuffle=False)
-    store = store.add_fields({'a.i4':np.arange(4, dtype='i4'), 'b.txt':list('wxyz')}, num_workers=0, progress=False)
-    with pytest.raises(ValueError, match="a field 'a.i4' already; replace=True"):
-        store.add_fields({'a.i4':np.zeros(4, 'i4')})
-    store = store.add_fields({'a.i4':np.arange(4, 8, dtype='i4'), 'b.txt':list('abcd')}, replace=True, num_workers=0,
-                             progress=False)
-    assert store[1]=={'txt':'1', 'a.i4':5, 'b.txt':'b'} and not store.verify(num_workers=0, progress=False).bad
+    n = store.manifest.nbytes
+    for k in range(3):
+        fields = {'a.i4':np.arange(k, k+4, dtype='i4'), 'pred.cls':['a']*4, 'b.txt':['text']*4}
+        store = store.add_fields(fields, replace=True, vocab={'pred.cls':['a']}, **QUIET)
+        assert store.manifest.nbytes==n+4*(4+1+4)
+    with pytest.raises(ValueError, match="a field 'a.i4' already; replace=True"): store.add_fields({'a.i4':[0]*4})
+    assert store[1]=={'txt':'1', 'a.i4':3, 'pred.cls':'a', 'b.txt':'text'} and not store.verify(**QUIET).bad
     columns = store.get_many(range(4), store.fields, decode=True)
     with pytest.raises(ValueError, match='all of its fields'): store.add_fields(columns, replace=True)
-    assert store.edit(drop=[0])[0]=={'txt':'1', 'a.i4':5, 'b.txt':'b'}
+    store = store.drop_fields('a.i4', 'pred.cls')
+    assert store.manifest.nbytes==n+4*4 and store.edit(drop=[0])[0]=={'txt':'1', 'b.txt':'text'}
 
 # --- In a shell
 

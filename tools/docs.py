@@ -524,7 +524,7 @@ CSS = """.output { overflow-x: auto; font-size: .7rem; }
 def with_outputs(pages)->list:
     "Put what the examples of the guide print and draw into its pages; returns one line for each page that failed"
     files,problems = guide.pages(),[]
-    results = guide.run_pages(files)
+    results = guide.run_pages(files, pictures=True)
     for file in files:
         page,result = pages[f'guide/{file.stem}'],results.get(file.stem, dict(outputs=[], failed='it was not run'))
         if result['failed']: problems.append(f"{page.name}: examples: {result['failed'].strip().splitlines()[-1]}")

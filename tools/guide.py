@@ -33,7 +33,7 @@ def face(is_dog):
         draw.ellipse([x+side*10-2, y-6, x+side*10+2, y-2], fill='black')
     draw.ellipse([x-5, y+4, x+5, y+11], fill='black' if is_dog else 'pink')
     return image
-for i in range(60):
+for i in range(48):
     file = Path('images')/('cat','dog')[i%2]/f'{i}.jpg'
     file.parent.mkdir(parents=True, exist_ok=True)
     face(i%2).save(file)
@@ -103,8 +103,8 @@ def figures():
     return found
 
 def page_of(view):
-    "The page of a dataset as a PNG file, in a list; an empty one without Chromium"
-    chromium,file = shutil.which("chromium"),os.path.abspath("page.png")
+    "The page of a dataset as a PNG file, in a list; an empty one without Chromium, and where none is wanted"
+    chromium,file = shutil.which("chromium") if os.environ["PICTURES"] else None,os.path.abspath("page.png")
     if chromium is None: return []
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                "--window-size=1000,560", "--virtual-time-budget=5000", f"--screenshot={file}", view.url]
@@ -164,14 +164,15 @@ def write_programs(
 def read_results(folder): return json.loads((folder/'results.json').read_text(encoding='utf-8'))
 
 def run_pages(
-    files:list # Pages of the guide
+    files:list, # Pages of the guide
+    pictures:bool=False # Take pictures of the pages of datasets, too? It starts a browser for each
 )->dict: # `{page: {'outputs': ..., 'failed': ...}}`; empty if the programs could not be run
     "Run the examples of the pages in one new process"
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        env = write_programs(folder, files)
+        env = {**write_programs(folder, files), 'PICTURES':'1' if pictures else ''}
         command = [sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in files)]
-        try: subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=240)
+        try: subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=800)
         except subprocess.TimeoutExpired: return {}
         return read_results(folder) if (folder/'results.json').exists() else {}
 
