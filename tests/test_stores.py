@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import draw
+from conftest import draw, private_server
 
 from fastai_remote import (CorruptSample, MemoryStore, MissingSample, RedisStore, ShardStore, TieredStore, UnknownField,
     to_redis, to_shards)
@@ -27,6 +27,10 @@ options = dict(num_workers=1, shuffle=False, progress=False)
 def sample(i):
     return {'png':draw(i), 'txt':f'picture {i}', 'cls':LABELS[i%3], 'score.f4':i/8, 'id':-i<<40, 'half.f2':i/2,
             'exact.f8':i/7, 'flag.u1':i%2}
+
+@pytest.fixture(scope='module')
+def server():
+    with private_server(requirepass='s3same') as server: yield server
 
 @pytest.fixture(scope='module')
 def stores(server, tmp_path_factory):
@@ -109,19 +113,21 @@ def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     assert default(['jpg','png'], vocab={'png':['road','sky']})=='jpg'
     assert default(['photo','sketch'], codecs={'photo':'jpg', 'sketch':'jpg'})=='photo'
 
-def _read(store, queue): queue.put(store.get_many([1,2], ['txt','cls'])['txt'])
+def _read(stores, queue):
+    for store in stores.values(): queue.put(store.get_many([1,2], ['txt','cls'])['txt'])
+    queue.put(stores['tiered'].hits)
 
 @pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_stores_in_use_go_along_to_a_child_and_on_in_the_parent(stores, method):
-    context = get_context(method)
-    for name,store in stores.items():
-        if method!='fork' and name in ('memory','tiered'): continue
-        store.get_many([0], 'txt')
-        queue = context.Queue()
-        child = context.Process(target=_read, args=(store, queue))
-        child.start()
-        assert queue.get()==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
-        child.join()
+    "With their passwords"
+    for store in stores.values(): store.get_many([1,2], 'txt')
+    assert stores['tiered'].flush(120)
+    queue = (context := get_context(method)).Queue()
+    child = context.Process(target=_read, args=(stores, queue))
+    child.start()
+    for store in stores.values(): assert queue.get()==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
+    assert queue.get()['from_redis']>=2
+    child.join()
 
 def test_threads_share_a_store(store):
     def read(i): return store.get_many([i], 'txt')['txt'][0]

@@ -263,21 +263,19 @@ def test_who_may_not_write_still_reads(folder):
 
 # --- threads and processes
 
-def _pass(store, q, seed): q.put((epoch(store, seed), is_flushed(store), store.hits))
+def _pass(store, queue): queue.put((epoch(store, 1), is_flushed(store), store.hits))
 
-@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
-def test_two_processes_share_one_cache(folder, method):
-    "A store in use goes along to a child, password and all, and what one has read the next one finds"
-    context = get_context(method)
-    with redis_server(requirepass='s3same') as s:
-        store = TieredStore(s.url, ShardStore(folder))
-        assert is_right(store, range(5))
-        for want in ('from_shards','from_redis'):
-            (p:=context.Process(target=_pass, args=(store, q:=context.Queue(), 1))).start()
-            was_right,was_flushed,hits = q.get()
-            p.join()
-            assert was_right and was_flushed and hits[want]>=n-5
-        assert store.hits['from_redis']>=(n if method=='fork' else 0)   # forks count together
+def test_two_processes_share_one_cache(store):
+    "What one has read the next one finds, and their reads are counted together"
+    context = get_context('fork')
+    assert is_right(store, range(5))
+    for want in ('from_shards','from_redis'):
+        child = context.Process(target=_pass, args=(store, queue := context.Queue()))
+        child.start()
+        was_right,was_flushed,hits = queue.get()
+        child.join()
+        assert was_right and was_flushed and hits[want]>=n-5
+    assert store.hits['from_redis']>=n
 
 def test_values_that_come_while_the_process_ends_are_dropped(store):
     "No thread can be started any more; reading goes on"
