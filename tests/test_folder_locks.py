@@ -137,6 +137,8 @@ def test_a_slow_process_keeps_its_lock(tmp_path, other, host):
     for _ in range(2):
         match = f'process {pid} on .* is writing here now .1 of 3 chunks'
         with pytest.raises(StoreBusy, match=match): write(tmp_path/'d')
+        for drop in ShardStore.abandon,ShardStore.delete:
+            with pytest.raises(StoreBusy, match=f'process {pid} '): drop(tmp_path/'d')
         assert ShardStore.unfinished(tmp_path/'d')[0]['running']
         n = beats()
         wait_for(lambda: beats()>n+7)   # more than the lease of that process
