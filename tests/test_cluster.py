@@ -1,5 +1,5 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a node fails or forgets"
-import random, re
+import random
 from contextlib import suppress
 
 import numpy as np
@@ -101,26 +101,6 @@ def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
     assert 'other' not in str(e.value)
 
 @several_servers
-def test_overwrite_rename_copy_map_and_delete(cluster):
-    url = cluster.url
-    write(url)
-    with pytest.raises(StoreExists): write(url)
-    write(url, n=50, overwrite=True)
-    store = RedisStore(url, 'd')
-    assert len(store)==50 and re.fullmatch('d@[0-9a-f]{16}', store.manifest.prefix)
-    other = store.rename('e')
-    assert RedisStore.names(url)==['e'] and is_right(other, range(50))
-    with pytest.raises(StoreNotFound): RedisStore(url, 'd')
-    other.copy(url, 'f', **one)
-    assert is_right(RedisStore(url, 'f'), range(50))
-    other.map(lambda o: {'txt':o['txt'].upper()}, url, 'g', **one)
-    assert RedisStore(url, 'g')[3]['txt']=='TEXT 3'
-    write(url, n=9)   # the old name again: the keys of 'e' stay
-    assert is_right(RedisStore(url, 'e'), range(50)) and RedisStore(url, 'e').verify(num_workers=1).bad==0
-    for name in 'defg': RedisStore.delete(url, name)
-    assert RedisStore.names(url)==[] and all_keys(cluster)==set()
-
-@several_servers
 def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster):
     "Between two steps the dataset has both names: who removes one must not remove the samples of the other"
     url,seen = cluster.url,set()
@@ -166,20 +146,6 @@ def test_no_list_has_a_name_after_a_call_that_was_killed_is_repeated(cluster):
         assert all_keys(cluster)==set(), k
         if not died: break
     assert k>40
-
-@several_servers
-def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):
-    def interrupt(): raise KeyboardInterrupt
-    acts.append(interrupt)
-    with pytest.raises(KeyboardInterrupt): write(cluster.url)
-    unfinished, = RedisStore.unfinished(cluster.url)
-    assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running']
-    assert RedisStore.names(cluster.url)==[]
-    RedisStore.abandon(cluster.url, 'd')
-    assert all_keys(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
-    write(cluster.url)
-    store = RedisStore(cluster.url, 'd')
-    assert is_right(store) and re.fullmatch('d@[0-9a-f]{16}', store.manifest.prefix)
 
 @several_servers
 def test_the_cause_of_a_missing_sample_is_that_of_its_node(cluster):

@@ -19,13 +19,13 @@ CLEAR = re.compile(r'The (epoch|ingest) continues|One writes the dataset|No proc
 QUICK = ['connection reset during a reply, epoch, Redis', 'connection reset during a reply, ingest, Redis Cluster',
          'CLIENT KILL, ten times, ingest, Sentinel']
 
-# What happens in our own processes does not depend on the servers behind a URL of Redis
+# What happens in our own processes does not depend on the servers
 OF_PROCESSES = re.compile('Ctrl-C|a worker|the .* is killed|two ingests|clock')
 
 def way(case):
     "Stores on which this fault meets the same code: a server, and one that a sentinel names, are asked by one client"
-    if not BACKENDS[case.kind].is_redis: return case.kind
-    return 'redis' if OF_PROCESSES.match(case.fault) else case.kind.replace('sentinel', 'server')
+    if OF_PROCESSES.match(case.fault): return 'Redis' if BACKENDS[case.kind].is_redis else 'shards'
+    return case.kind.replace('sentinel', 'server')
 
 def pairwise(cases):
     "Some of `cases`: each pair of fault and way, fault and epoch or ingest, and store and epoch or ingest is there"

@@ -66,7 +66,7 @@ def test_an_epoch_over_a_restart(version):
         row = fault_table.run_epoch('restart', backend, fault_table.restarts)
     assert (row.seen,row.lost,row.repeated,row.wrong)==('The epoch continues.',0,0,0), row
 
-@pytest.mark.parametrize('steps', ['loading','client_pause','full'])
+@pytest.mark.parametrize('steps', ['loading','full'])
 def test_an_ingest_with_faults(version, steps):
     with OneServer() as backend:
         repair = fault_table.roomy if steps=='full' else lambda backend: None
