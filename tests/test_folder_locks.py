@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import shard_helpers
 from clusters import wait_for
-from fastai_remote.core import seal
 from fastai_remote import ShardStore, StoreBusy, to_shards
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
@@ -32,11 +32,8 @@ def is_right(folder): return ShardStore(folder).verify(num_workers=1).bad==0
 
 def lock(folder, beat=1, host='elsewhere', seconds=0):
     "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
-    (folder/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
-    holder = dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)
-    (folder/'.fastai_remote/.ingest/new').write_bytes(seal(holder))
-    os.utime(folder/'.fastai_remote/.ingest/new', (time.time()+seconds,)*2)
-    os.replace(folder/'.fastai_remote/.ingest/new', folder/'.fastai_remote/.ingest/lock.json')
+    shard_helpers.lock(folder, host=host, start=1, beat=beat, time=time.time()+seconds)
+    os.utime(folder/'.fastai_remote/.ingest/lock.json', (time.time()+seconds,)*2)
 
 class OtherRenews(ManualClock):
     "A clock in each pause of which another process renews its lock"
