@@ -9,6 +9,10 @@ def client(server):
     "Of a server, or of an object with the `cluster` of which `url` is a node"
     return (redis.RedisCluster if getattr(server, 'cluster', None) else redis.Redis).from_url(server.url)
 
+def all_keys(server, pattern='*'):
+    "Of all nodes: KEYS of a cluster's client asks one of them only"
+    return set(client(server).scan_iter(pattern, count=1000))
+
 def needed(server, name):
     "The IDs in the register that the dataset of this name, the version before it, and an ingest need"
     manifest,plan = (json.loads(client(server).get(f'{name}:{key}') or b'{}') for key in ('meta','ingest'))
@@ -17,13 +21,15 @@ def needed(server, name):
     return {str(o).encode() for o in ids}|{f"{manifest.get('uid')}-before".encode()}
 
 def keys(server):
-    """All keys, without the IDs of ingests, and without locks, which end by themselves
+    """All keys, without the IDs of ingests and the hash tags of a cluster, and without locks, which end by themselves
 
-    A register must name only what the dataset or an ingest needs, and is left out."""
-    for key in client(server).keys('*:register'):
+    In a cluster, an ID that was noted is not used again: the plan is on another node. A register must name only what
+    the dataset or an ingest needs, and is left out."""
+    for key in all_keys(server, '*:register'):
         unneeded = set(client(server).hkeys(key))-needed(server, key.decode().removesuffix(':register'))
         assert not unneeded, (key, unneeded)
-    names = sorted(re.sub(r'@[0-9a-f]{16,32}(\.\d+)?', '@', key.decode()) for key in client(server).keys())
+    def plain(key): return re.sub(r'^{([^@.}]+)[^}]*}@?', r'{\1}', re.sub(r'@[0-9a-f]{16,32}', '@', key.decode()))
+    names = sorted(map(plain, all_keys(server)))
     return [name for name in names if name!='fastai_remote:used' and not name.endswith((':lock',':register'))]
 
 def seen(store):
@@ -48,7 +54,7 @@ class RedisPlace:
     def clear(self): client(self.server).flushall()
     def copy(self):
         db = client(self.server)
-        return {key:(max(db.pttl(key), 0), db.dump(key)) for key in db.keys()}
+        return {key:(max(db.pttl(key), 0), db.dump(key)) for key in all_keys(self.server)}
     def put_back(self, copy):
         db = client(self.server).pipeline()
         for key,(milliseconds,value) in copy.items(): db.restore(key, milliseconds, value)

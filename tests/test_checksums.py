@@ -177,7 +177,13 @@ def test_a_dataset_with_a_damaged_manifest_is_replaced_or_deleted_if_asked_for(
 # --- labels and numbers
 
 def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, server):
+    "Also among samples far apart, each of which is asked for by itself"
+    write(server.url, range(3, 130), name='far')
+    far,numbers = RedisStore(server.url, 'far'),[126,0,60,7]
     for field,width in WIDTHS.items():
+        assert list(far.get_many(numbers, field, check=True, decode=True)[field])==[sample(k+3)[field] for k in numbers]
+        flip(client, f'far:{field}#0', 8*width*60+7)
+        with pytest.raises(CorruptSample, match=f"sample 60, field '{field}'"): far.get_many(numbers, field, check=True)
         flip(client, f'd:{field}#0', bit:=4*8*width+5)   # sample 3 is at place 4, as that at place 2 has failed
         message = f"d: sample 3, field '{field}' in key d:{field}#0 at byte {4*width}: the value .* does not match its " \
                   'checksum.*ingest it again'
@@ -190,17 +196,6 @@ def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, ser
     # the checksum of a number is of its sample number, too
     client.setrange('d:cls#0', 20, client.getrange('d:cls#0', 0, 4))
     with pytest.raises(CorruptSample, match="sample 3, field 'cls'"): tiny.get_many([3], 'cls', check=True)
-
-def test_a_damaged_number_is_found_where_samples_far_apart_are_read(client, server):
-    "Each number is asked for by itself then"
-    write(server.url, range(3, 130))
-    store,numbers = RedisStore(server.url, 'd'),[126,0,60,7]
-    read = store.get_many(numbers, list(WIDTHS), check=True, decode=True)
-    for field,width in WIDTHS.items():
-        assert list(read[field])==[sample(k+3)[field] for k in numbers]
-        flip(client, f'd:{field}#0', 8*width*60+7)
-        with pytest.raises(CorruptSample, match=f"sample 60, field '{field}'"):
-            store.get_many(numbers, field, check=True)
 
 # --- what lies beside the samples
 

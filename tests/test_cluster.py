@@ -1,5 +1,5 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a node fails or forgets"
-import random, re
+import random
 from contextlib import suppress
 
 import numpy as np
@@ -79,7 +79,7 @@ def test_a_command_has_keys_of_one_slot(keys):
 
 @several_servers
 def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
-    for url,num_workers in ((cluster.url,1), (cluster.urls,3)):
+    for url,num_workers in ((cluster.url,1), (cluster.urls,2)):
         write(url, overwrite=True, num_workers=num_workers)
         random.seed(7)
         before = random.getstate()
@@ -94,50 +94,36 @@ def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
         assert store.get_many(order, 'txt', decode=True)['txt']==[sample(i)['txt'] for i in order]
     keys = [cluster.client(k).keys('*:txt:*') for k in range(3)]
     assert sum(map(len, keys))==N and max(map(len, keys))-min(map(len, keys))<=12
-    dl = DataLoader(RemoteDataset(store).to_tuple('id.i4'), batch_size=32, num_workers=2)
+    dl = DataLoader(RemoteDataset(store).to_tuple('id.i4'), batch_size=32, num_workers=1)
     assert sorted(int(i) for batch in dl for i in batch[0])==list(range(N))
     with pytest.raises(StoreUnavailable, match='refused') as e:
         RedisStore(cluster.urls.replace('secret%20word', 'other'), 'd')
     assert 'other' not in str(e.value)
 
 @several_servers
-def test_overwrite_rename_copy_map_and_delete(cluster):
-    url = cluster.url
-    write(url)
-    with pytest.raises(StoreExists): write(url)
-    write(url, n=50, overwrite=True)
-    store = RedisStore(url, 'd')
-    assert len(store)==50 and re.fullmatch('d@[0-9a-f]{16}', store.manifest.prefix)
-    other = store.rename('e')
-    assert RedisStore.names(url)==['e'] and is_right(other, range(50))
-    with pytest.raises(StoreNotFound): RedisStore(url, 'd')
-    other.copy(url, 'f', **one)
-    assert is_right(RedisStore(url, 'f'), range(50))
-    other.map(lambda o: {'txt':o['txt'].upper()}, url, 'g', **one)
-    assert RedisStore(url, 'g')[3]['txt']=='TEXT 3'
-    write(url, n=9)   # the old name again: the keys of 'e' stay
-    assert is_right(RedisStore(url, 'e'), range(50)) and RedisStore(url, 'e').verify(num_workers=1).bad==0
-    for name in 'defg': RedisStore.delete(url, name)
-    assert RedisStore.names(url)==[] and all_keys(cluster)==set()
-
-@several_servers
-@pytest.mark.parametrize('name', ['d','e'])
-def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster, name):
+def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster):
     "Between two steps the dataset has both names: who removes one must not remove the samples of the other"
     url,seen = cluster.url,set()
-    for k in range(20, 70):
+    def check(k, name):
+        "What the names are when the rename has died at its `k`-th call, and did it? Then `name` is written"
         for key in 'de':
             with suppress(StoreNotFound): RedisStore.delete(url, key)
-        write(url, n=40)
+        write(url, n=16, chunk=64)
         died = dies_at(k, lambda: RedisStore(url, 'd').rename('e'))
-        seen.add(tuple(names := RedisStore.names(url)))
+        names = RedisStore.names(url)
+        seen.add((name, *names))
         write(url, n=9, name=name, overwrite=True)
-        has = {key:range(9) if key==name else range(40) for key in {name, *names}}
-        if len(names)==2: has = {name:range(9), 'e':range(9 if name=='e' else 40)}   # 'd' has gone
+        has = {key:range(9) if key==name else range(16) for key in {name, *names}}
+        if len(names)==2: has = {name:range(9), 'e':range(9 if name=='e' else 16)}   # 'd' has gone
         assert RedisStore.names(url)==sorted(has) and all(is_right(RedisStore(url, key), has[key]) for key in has), k
+        return names,died
+    for k in range(20, 70):
+        names,died = check(k, 'de'[k%2])
+        if len(names)==2: check(k, 'ed'[k%2])
         if not died: break
-    assert seen=={('d',), ('d','e'), ('e',)} and not died
-    for key in has: RedisStore.delete(url, key)
+    assert seen=={(name, *names) for name in 'de' for names in ('d', 'de', 'e')} and not died
+    for key in 'de':
+        with suppress(StoreNotFound): RedisStore.delete(url, key)
     assert all_keys(cluster)==set()
 
 @several_servers
@@ -149,31 +135,17 @@ def test_no_list_has_a_name_after_a_call_that_was_killed_is_repeated(cluster):
         with suppress(error): act()
         return died
     def ingest(): write(url, n=16, chunk=16)
-    for k in range(20, 100):
+    for k in range(20, 100, 2):
         died = repeated(ingest, StoreExists, k)
         assert [call(url, 'smembers', key) for key in lists]==[set(), {b'd'}], k
         if not died: break
         RedisStore.delete(url, 'd')
-    for k in range(20, 300, 2):
+    for k in range(20, 300, 5):
         write(url, n=16, chunk=16, overwrite=True)
         died = repeated(lambda: RedisStore.delete(url, 'd'), StoreNotFound, k)
         assert all_keys(cluster)==set(), k
         if not died: break
     assert k>40
-
-@several_servers
-def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):
-    def interrupt(): raise KeyboardInterrupt
-    acts.append(interrupt)
-    with pytest.raises(KeyboardInterrupt): write(cluster.url)
-    unfinished, = RedisStore.unfinished(cluster.url)
-    assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running']
-    assert RedisStore.names(cluster.url)==[]
-    RedisStore.abandon(cluster.url, 'd')
-    assert all_keys(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
-    write(cluster.url)
-    store = RedisStore(cluster.url, 'd')
-    assert is_right(store) and re.fullmatch('d@[0-9a-f]{16}', store.manifest.prefix)
 
 @several_servers
 def test_the_cause_of_a_missing_sample_is_that_of_its_node(cluster):
@@ -338,17 +310,15 @@ def dumps(running_cluster, server):
     several = {key:client.dump(key) for client in clients for key in client.keys('{d*')}
     return single,several
 
-@pytest.fixture(params=['in a cluster','on a server'])
+@pytest.fixture(params=[('in a cluster',True), ('on a server',True), ('on a server',False)])
 def moved(request, dumps, cluster, server):
-    "Moves a dataset to where it was not written; returns the URL there"
-    is_cluster = request.param=='in a cluster'
-    url = cluster.url if is_cluster else server.url
-    def restore(is_listed=True):
-        for key,stored in dumps[not is_cluster].items(): call(url, 'restore', key, 0, stored)
-        if is_listed: call(url, 'sadd', 'fastai_remote:names', 'd')
-        return url
+    "Moves a dataset to where it was not written; returns the URL there, and whether its name is in the list there"
+    where,is_listed = request.param
+    url = cluster.url if where=='in a cluster' else server.url
     redis.Redis.from_url(server.url).flushall()
-    return restore
+    for key,stored in dumps[where=='on a server'].items(): call(url, 'restore', key, 0, stored)
+    if is_listed: call(url, 'sadd', 'fastai_remote:names', 'd')
+    return url,is_listed
 
 def keys_at(url):
     link = RedisLink(url)
@@ -356,10 +326,9 @@ def keys_at(url):
     return {key for master in masters for key in master.keys() if not key.startswith(b'fastai_remote:')}
 
 @several_servers
-@pytest.mark.parametrize('is_listed', [True,False])
-def test_moved_datasets_are_read_copied_and_deleted_but_not_changed(moved, is_listed):
+def test_moved_datasets_are_read_copied_and_deleted_but_not_changed(moved):
     "Where the keys that describe it are not those that a writer uses there"
-    url = moved(is_listed)
+    url,is_listed = moved
     store,before = RedisStore(url, 'd'),keys_at(url)
     write(url, 'e', 9)
     other,more = RedisStore(url, 'e'),[sample(i) for i in range(9)]

@@ -147,8 +147,8 @@ def test_options_are_those_of_redis_and_values_are_never_decoded():
 
 def test_a_name_in_place_of_a_url_is_shown():
     with pytest.raises(ValueError, match="'pets': want a redis://"): RedisStore('pets', 'redis://localhost')
-    for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret'):
-        with pytest.raises(ValueError, match='want a redis://|not a URL') as failed: RedisStore(url, 'pets')
+    for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret', 'localhost:6379', '', 'redis://localhost:port'):
+        with pytest.raises(ValueError, match='want a redis://|URL') as failed: RedisStore(url, 'pets')
         assert 's3cret' not in str(failed.value)
 
 def test_a_timeout_is_a_number_of_seconds():

@@ -1,12 +1,15 @@
 "A call ends within `timeout`, whatever the server does; and what users see of a server that is busy or refuses"
 import signal, socket, threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, ExitStack
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 from clusters import wait_for
+from fault_backends import masterless, run_script, unsaved
 from fastai_remote import RedisStore, StoreBusy, StoreError, StoreUnavailable, to_redis
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
@@ -113,31 +116,18 @@ def link(fresh):
     link.call(lambda client: client.set('a', b'1'))
     return link
 
-def run_script(server, link):
+@contextmanager
+def busy(backend):
     "BUSY"
-    admin = redis.Redis.from_url(server.url)
-    admin.config_set('busy-reply-threshold', 20)
-    def run():
-        with suppress(redis.RedisError): redis.Redis.from_url(server.url).eval('while true do end', 0)
-    threading.Thread(target=run, daemon=True).start()
-    wait_for(lambda: is_refused(lambda: redis.Redis.from_url(server.url, socket_timeout=.5).ping(), 'BUSY'))
-    return admin.script_kill
+    thread = threading.Thread(target=run_script, args=(backend, LONG))
+    thread.start()
+    wait_for(lambda: is_refused(lambda: redis.Redis.from_url(backend.server.url, socket_timeout=.5).ping(), 'BUSY'))
+    yield
+    redis.Redis.from_url(backend.server.url).script_kill()
+    thread.join()
 
-def cannot_save(server, link):
-    "MISCONF: its disk is full, say"
-    admin,file = redis.Redis.from_url(server.url),server.dir/'dump.rdb'
-    file.mkdir()   # the server cannot replace a folder by its dump
-    admin.config_set('save', '3600 1')
-    admin.bgsave()
-    wait_for(lambda: is_refused(lambda: admin.set('b', 1), 'MISCONF'))
-    return lambda: admin.config_set('save', '')
-
-def becomes_replica(server, link):
-    "Without its master: it does not read, MASTERDOWN, nor write, READONLY; after a failover it may become the master"
-    admin = redis.Redis.from_url(server.url)
-    admin.config_set('replica-serve-stale-data', 'no')
-    admin.replicaof('127.0.0.1', 1)
-    return lambda: admin.replicaof('NO', 'ONE')
+# Without its master: it does not read, MASTERDOWN, nor write, READONLY; after a failover it may become the master
+replica = partial(masterless, answers='no')
 
 def is_refused(act, word):
     try: act()
@@ -149,23 +139,25 @@ def get(client): return client.get('a')
 def put(client): return client.set('b', b'private value')
 def put_with_others(client): return client.pipeline().set('b', b'private value').execute()
 
-@pytest.mark.parametrize('begin,command,match,result', [
-    (run_script, get, 'BUSY', b'1'), (cannot_save, put, 'MISCONF.*disk', True),
-    (cannot_save, put_with_others, 'MISCONF.*disk', [True]), (becomes_replica, get, 'MASTERDOWN|MASTER is down', b'1'),
-    (becomes_replica, put, '(?i)read.?only', True)])
-def test_what_a_server_says_that_cannot_serve_is_explained_and_the_call_is_repeated(fresh, link, begin, command, match,
-                                                                                   result):
+@pytest.mark.parametrize('trouble,command,match,result', [
+    (busy, get, 'BUSY', b'1'), (unsaved, put, 'MISCONF.*disk', True),
+    (unsaved, put_with_others, 'MISCONF.*disk', [True]), (replica, get, 'MASTERDOWN|MASTER is down', b'1'),
+    (replica, put, '(?i)read.?only', True)])
+def test_what_a_server_says_that_cannot_serve_is_explained_and_the_call_is_repeated(fresh, link, trouble, command,
+                                                                                   match, result):
     "When the time is over, the error says it. If the server works again after the first attempt, so does the call"
-    repair,errors = begin(fresh, link),[]
-    with pytest.raises(StoreUnavailable, match=match) as e: link.call(command, timeout=TIMEOUT)
-    assert 'private' not in str(e.value) and link.url in str(e.value)
-    def repaired(client):
-        try: return command(client)
-        except redis.RedisError as error:
-            if not errors: repair()
-            errors.append(error)
-            raise
-    assert link.call(repaired, timeout=30)==result and errors
+    errors = []
+    with ExitStack() as repair:
+        repair.enter_context(trouble(SimpleNamespace(client=redis.Redis.from_url(fresh.url), server=fresh)))
+        with pytest.raises(StoreUnavailable, match=match) as e: link.call(command, timeout=TIMEOUT)
+        assert 'private' not in str(e.value) and link.url in str(e.value)
+        def repaired(client):
+            try: return command(client)
+            except redis.RedisError as error:
+                if not errors: repair.close()
+                errors.append(error)
+                raise
+        assert link.call(repaired, timeout=30)==result and errors
 
 def test_a_call_whose_time_is_over_before_it_asks(fresh):
     "A connection of the pool is looked at, without waiting, before it is used: that is no mistake when no time is left"

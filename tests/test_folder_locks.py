@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import shard_helpers
 from clusters import wait_for
-from fastai_remote.core import seal
 from fastai_remote import ShardStore, StoreBusy, to_shards
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
@@ -32,11 +32,8 @@ def is_right(folder): return ShardStore(folder).verify(num_workers=1).bad==0
 
 def lock(folder, beat=1, host='elsewhere', seconds=0):
     "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
-    (folder/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
-    holder = dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)
-    (folder/'.fastai_remote/.ingest/new').write_bytes(seal(holder))
-    os.utime(folder/'.fastai_remote/.ingest/new', (time.time()+seconds,)*2)
-    os.replace(folder/'.fastai_remote/.ingest/new', folder/'.fastai_remote/.ingest/lock.json')
+    shard_helpers.lock(folder, host=host, start=1, beat=beat, time=time.time()+seconds)
+    os.utime(folder/'.fastai_remote/.ingest/lock.json', (time.time()+seconds,)*2)
 
 class OtherRenews(ManualClock):
     "A clock in each pause of which another process renews its lock"
@@ -137,6 +134,8 @@ def test_a_slow_process_keeps_its_lock(tmp_path, other, host):
     for _ in range(2):
         match = f'process {pid} on .* is writing here now .1 of 3 chunks'
         with pytest.raises(StoreBusy, match=match): write(tmp_path/'d')
+        for drop in ShardStore.abandon,ShardStore.delete:
+            with pytest.raises(StoreBusy, match=f'process {pid} '): drop(tmp_path/'d')
         assert ShardStore.unfinished(tmp_path/'d')[0]['running']
         n = beats()
         wait_for(lambda: beats()>n+7)   # more than the lease of that process

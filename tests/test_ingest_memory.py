@@ -71,7 +71,7 @@ assert report.written==n==len(RedisStore(server.url, 'd')) and report.resumed>n-
 
 def test_a_long_stream_costs_no_more_than_a_short_one():
     short,long = grown('''
-for n in 10_000,60_000:
+for n in 10_000,40_000:
     with Watch(): report = to_redis(({'x.u1':i%7} for i in range(n)), server.url, f'd{n}', **options)
     assert report.written==n
 ''')
@@ -82,10 +82,10 @@ def test_failures_are_all_kept_on_the_server():
 def fn(i):
     if i%1000: raise ValueError('a reason that is as long as reasons are, with the name of a file and what Pillow says')
     return {'x.u1':1}
-n = 300_000
+n = 150_000
 with Watch(): report = to_redis(Source(n), server.url, 'd', fn, shuffle=False, max_failed=1., **options)
-assert (report.written,report.failed,len(report.failures))==(300,n-300,100)
+assert (report.written,report.failed,len(report.failures))==(150,n-150,100)
 with Watch(): next(RedisStore(server.url, 'd').failures())
-with Watch(): assert sum(1 for _ in RedisStore(server.url, 'd').failures())==n-300
+with Watch(): assert sum(1 for _ in RedisStore(server.url, 'd').failures())==n-150
 ''')
     assert max(writing, first, reading)<20, (writing, first, reading)

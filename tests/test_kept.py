@@ -8,7 +8,7 @@ from PIL import Image, ImageCms, ImageOps
 from torch.utils.data import Dataset, Subset
 
 from inputs import column, encoded, in_memory, stored
-from fastai_remote import RedisStore, ShardStore, image_samples, shrink
+from fastai_remote import image_samples, shrink
 from fastai_remote.write.base import MemoryWriter
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile('sRGB')).tobytes()
@@ -66,16 +66,6 @@ def test_pixels_alone_cannot_keep_an_orientation(codec):
     assert report.written==3 and 'orientation 6' in reason and 'turn=True' in reason
     _,report = in_memory([1,2,3], lambda i: {'raw':opened(turned(3 if i==2 else 1))})
     assert report.failed==1 and 'orientation 3' in report.failures[0][1]
-
-def test_resize_keeps_the_orientation(put, tmp_path):
-    store,_ = put([{'jpg':turned(k)} for k in range(1,9)], shuffle=False)
-    if isinstance(store, ShardStore): store.resize(20, tmp_path/'small', num_workers=1, progress=False)
-    else: store.resize(20, name='small', num_workers=1, progress=False)
-    small = ShardStore(tmp_path/'small') if isinstance(store, ShardStore) else RedisStore(store.link.url, 'small')
-    for i in range(8):
-        im = kept(small, i, 'jpg')
-        assert im.size==(30,20) and im.getexif().get(ORIENTATION, 1)==i+1
-        assert np.abs(upright(im)-upright(kept(store, i, 'jpg'))).mean()<8
 
 def clear(mode):
     "A picture through which one can see in places"

@@ -50,13 +50,12 @@ def test_too_many_failures_are_not_committed(write, writer, n, n_bad, limit, is_
         assert 'max_failed' in str(error.value) and writer.store is None and writer.plan
 
 @pytest.mark.parametrize('place', ['redis','shards'])
-@pytest.mark.parametrize('num_workers', [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_same_call_with_a_higher_limit_continues(fresh, tmp_path, place, num_workers):
+def test_same_call_with_a_higher_limit_continues(fresh, tmp_path, place):
     "What is written is kept, failures that were counted stay counted, and nothing is visible before"
     target = (fresh.url,'d') if place=='redis' else (tmp_path/'d',)
     opened = partial(RedisStore if place=='redis' else ShardStore, *target)
     write = partial(to_redis if place=='redis' else to_shards, list(range(300)), *target, chunk=16, shuffle=False,
-                    num_workers=num_workers, progress=False)
+                    **OPTIONS)
     fn,good = fails_at(range(0, 300, 3)),[i for i in range(300) if i%3]
     for limit in (None, .2):
         with pytest.raises(IngestError, match='max_failed'): write(fn=fn, max_failed=limit)

@@ -27,11 +27,13 @@ def stop(server, name, word):
 
 @pytest.mark.parametrize('which', ['a','b'])
 def test_no_dataset_is_renamed_while_an_ingest_of_either_name_runs(fresh, which):
-    "Afterwards it is, unless the new name has an unfinished ingest"
+    "Nor is one dropped. Afterwards it is, unless the new name has an unfinished ingest"
     to_redis(items('a'), fresh.url, 'a', **ONE)
     store,writer = RedisStore(fresh.url, 'a'),RedisWriter(RedisLink(fresh.url), which)
     writer.place.take()
-    with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): store.rename('b')
+    for act in (lambda: store.rename('b'), lambda: RedisStore.delete(fresh.url, which),
+                lambda: RedisStore.abandon(fresh.url, which)):
+        with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): act()
     writer.close()
     stop(fresh, which, 'z')
     if which=='b':

@@ -38,26 +38,6 @@ def test_attempts_are_made_until_the_timeout_is_over(place):
             assert pickle.loads(pickle.dumps(link)).timeout==timeout
     with ManualClock() as clock: assert 1<=seconds_until_it_gives_up(clock, make(), error)<=5
 
-def test_pauses_grow_up_to_2_seconds_and_shrink_at_the_end(place):
-    make,error = place
-    with ManualClock() as clock:
-        link = make(timeout=60)
-        link.call(lambda _: 7)
-        seconds_until_it_gives_up(clock, link, error)
-    pauses = clock.pauses
-    assert pauses[0]<=.05 and max(pauses)<=2 and min(pauses[10:-10])>=.4 and max(pauses[-2:])<1
-    assert 30<=len(pauses)<=150
-
-def test_an_operation_that_works_again_is_not_repeated(place):
-    make,error = place
-    calls = []
-    def operation(_):
-        calls.append(1)
-        if len(calls)<4: raise error('nobody there')
-        return 'here'
-    with ManualClock() as clock: assert make().call(operation)=='here'
-    assert len(calls)==4==len(clock.pauses)+1
-
 def test_pauses_are_never_negative(place):
     "A busy machine may stop the process before a pause, for longer than is left"
     class Standing(ManualClock):

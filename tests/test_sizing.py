@@ -1,12 +1,12 @@
 "The estimate of memory, compared with what a server says it uses; and how many samples a chunk of a stream has"
-import re, tracemalloc
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
-from fastai_remote import ShardStore, csv_samples, tar_samples, to_redis, to_shards
+from fastai_remote import csv_samples, tar_samples, to_redis
 from fastai_remote.core import size_str
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.redis_sizing import redis_memory, servers_needed
@@ -79,14 +79,3 @@ def test_a_stream_is_asked_for_the_size_of_its_first_samples_once(size, n, want,
     source = as_source(make([bytes(size)]*n))
     assert chunk(source)==chunk(source)==want
     assert sum(len(part) for part in source.stream(7))==n
-
-@pytest.mark.slow
-def test_an_ingest_of_a_compressed_tar_holds_only_a_part_of_it(tmp_path):
-    contents = tar(tmp_path/'a.tar.gz', 100, 500_000, 'w:gz', compresslevel=0)
-    tracemalloc.start()
-    try: to_shards(tar_samples(contents), tmp_path/'d', num_workers=1, progress=False, maxsize=2e6)
-    finally:
-        _,peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    store = ShardStore(tmp_path/'d')
-    assert peak<35_000_000 and len(store)==100 and len(store.shards)==50

@@ -27,10 +27,13 @@ class Work:
         self.peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
+def begin(loaders):
+    "Make the first batch of each; imports things, and computes what is computed once"
+    for loader in loaders: next(iter(loader))
+
 def work(start):
     "The work of `start()`, which returns loaders, and of the first batch of each"
-    with Work() as done:
-        for loader in start(): next(iter(loader))
+    with Work() as done: begin(start())
     return done
 
 def of_fastai(store):
@@ -49,7 +52,7 @@ def of_torch(store):
 def test_set_up_and_first_batches_do_not_grow_with_n(make, store):
     "Shards have a table, of which some columns are computed: 8 bytes a shard each"
     few,many = store(million),store(50*million)
-    work(lambda: make(few))   # imports, and what is computed once
+    begin(make(few))
     a,b = (work(lambda: make(o)) for o in (few,many))
     assert b.lines<1.2*a.lines and b.peak<20*MB, (a.lines,b.lines,b.peak)
 
@@ -61,7 +64,7 @@ def test_a_first_batch_is_less_work_than_that_of_stock_fastai():
         getters = [lambda i: PILImage.create(png), lambda i: 'abcdefgh'[i%8]]
         block = DataBlock((ImageBlock, CategoryBlock), getters=getters, splitter=RandomSplitter(), item_tfms=Resize(16))
         return block.dataloaders(list(range(100)), bs=64, num_workers=0)
-    for start in lambda: of_fastai(Numbers(100)), stock: work(start)   # imports, and what is computed once
+    for loaders in of_fastai(Numbers(100)),stock(): begin(loaders)
     assert work(lambda: of_fastai(Numbers(100))).lines<work(stock).lines
 
 @pytest.mark.slow
