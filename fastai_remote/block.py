@@ -179,6 +179,8 @@ _setup_before,_test_dl_before,_new_before = TfmdLists.setup,DataLoaders.test_dl,
 def _setup(self, train_setup=True):
     # As in fastai, which looks at the first training sample to find out types: another one will do if that one is bad
     fetch,train = fetch_of(self),self.subset(0) if isinstance(self.items, RemoteItems) else ()
+    if fetch is not None and isinstance(store := next(iter(self.items), None), Store):
+        raise TypeError(f'{store!r} is no item: give DataBlock(get_items=get_remote_items), or get_remote_items(store)')
     if fetch is None or not len(train): return _setup_before(self, train_setup)
     fetch.setups(train)   # chooses the store, so that the sample can be read
     with first_or_other(train): _setup_before(self, train_setup)

@@ -372,15 +372,28 @@ def _has_samples(name, o):
     is_plain = isinstance(o, (Iterator,Mapping,Path)) or type(o).__module__=='builtins'
     return _is_list_of_dicts(o) or not is_plain
 
+def _refuse_columns(o):
+    """Raise `ValueError` if dict `o`, without names of codecs, has lists or arrays that are no splits of one dataset
+
+    One is called as columns are, or rows of arrays differ in shape. Otherwise returns `False`."""
+    if not all(_is_array(values) or _is_list(values) and not _is_list_of_dicts(values) for values in o.values()):
+        return False
+    shapes = {tuple(values.shape[1:]) if _is_array(values) else None for values in o.values()}
+    names = ', '.join(map(repr, o))
+    if len(shapes)>1 or 'label' in o or 'text' in o:
+        raise ValueError(f'a dict with the names {names}: these are columns, and no splits of one dataset. Use '
+                         'array_samples({name: list}, fields={name: field}), or pd.DataFrame({name: list})')
+    return False
+
 def is_dict_of_arrays(o)->bool:
     """Is `o` a dict of arrays or lists by field, and not of sources by split?
 
     False if no name is that of a codec, or if all values under such names are sources of samples. Otherwise true if all
     values are arrays, or if all names are those of codecs, and the values lists or arrays of one length. Raises
-    `ValueError` for any other dict."""
+    `ValueError` for any other dict, and for what can only be columns, whose names do not say how to store them."""
     if not isinstance(o, dict): return False
     named = [name for name in o if _named_codec(name) is not None]
-    if not named: return False
+    if not named: return _refuse_columns(o)
     if all(map(_is_array, o.values())): return True
     if all(_has_samples(name, o[name]) for name in named): return False
     others = [name for name in o if name not in named]

@@ -690,7 +690,7 @@ class TablePlan:
                                   f'fn_col={column.name!r}, with folder=, reads the files')
             if not has_label and str(column.name).lower() in _LABEL_NAMES and column.kind!='array':
                 self.notes.append(f'column {column.name!r} is stored as it is: label_col={column.name!r} makes it the '
-                                  'label')
+                                  'label, and then fields={column: field} names the other columns')
 
 class Planned:
     "What a source takes from its `plan`, a `TablePlan`, and its `options`"

@@ -300,8 +300,14 @@ def _is_path(o):
     return isinstance(o, (str,Path))
 
 def _is_stream(o):
-    "Has `o` an `__iter__`, but not both `__len__` and `__getitem__`, as a generator, a set, an `IterableDataset`?"
-    return not _has(o, '__len__', '__getitem__') and _has(o, '__iter__')
+    """Has `o` an `__iter__`, but not both `__len__` and `__getitem__`, as a generator, a set, an `IterableDataset`?
+
+    PyTorch gives each `IterableDataset` a `__getitem__` that only raises an error. It may have a length."""
+    method = getattr(type(o), '__getitem__', None)
+    is_abstract = (getattr(method, '__module__', ''),getattr(method, '__qualname__', ''))==_ABSTRACT
+    return (is_abstract or not _has(o, '__len__', '__getitem__')) and _has(o, '__iter__')
+
+_ABSTRACT = 'torch.utils.data.dataset','Dataset.__getitem__'
 
 def _is_opaque(o):
     "Does `o` lack `__len__` or `__getitem__`? Asked after `_is_stream`: it cannot be iterated over either"

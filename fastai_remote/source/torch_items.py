@@ -301,7 +301,9 @@ class _ItemPart:
         if kind is None: return
         self.kinds.add(kind)
         self.types.add(type(value).__name__)
-        self.are_codes &= kind=='npy' and np.ndim(value)==1 and np.asarray(value).dtype.kind in 'iu'
+        # by its attributes: a tensor may be one that is no array of NumPy, which is the error of its sample later
+        name = str(getattr(value, 'dtype', '')).rpartition('.')[2]
+        self.are_codes &= kind=='npy' and len(value.shape)==1 and name.startswith(('int','uint'))
         if kind!='image': return
         found = original_file(value, files)
         self.formats.add(found and _format_field(found[1]))
@@ -390,7 +392,7 @@ class ItemLayout:
         if self._are_box_labels(part): known = 'labels'
         if known and known not in taken: part.field = known
         elif part.name:
-            is_label = part.name=='label' and part.kind=='cls' and 'cls' not in taken
+            is_label = part.name in ('label','labels') and part.kind=='cls' and 'cls' not in taken
             part.field = 'cls' if is_label else _field_of_key(part, extension)
             while part.field in taken: part.field = f'_{part.field}'
         elif part.kind=='f4': part.field = 'target.f4' if 'target.f4' not in taken else f'{position}.f4'
@@ -417,18 +419,21 @@ class ItemLayout:
     def notes(self)->list:
         "A list of one remark for the report: which value of an item is which field; empty if these are called as usual"
         listed = ', '.join(f"item{part.place} -> {part.field}" for part in self.parts.values())
-        unusual = any(part.field.split('.')[0].isdigit() or part.name=='label' for part in self.parts.values())
+        unusual = any(part.field.split('.')[0].isdigit() or part.name=='label' or part.field=='cls' and part.name
+                      for part in self.parts.values())
         return [f'values are stored as fields: {listed}'] if unusual else []
 
 def _field_of_key(part, extension):
     """The field for `part`, a value of a dict: its key, with `_` for characters that a field cannot have
 
     If the key does not end in the name of a codec, the last part of `extension` is appended for images, and for the
-    kinds `json` and `txt`. If it ends in one for numbers, text, labels or JSON, `npy` is appended for arrays."""
+    kinds `json` and `txt`. If it ends in one for numbers, text, labels or JSON, `npy` is appended for arrays, and if it
+    ends in the one for several labels, `cls` is appended for a single label."""
     name = ''.join('_' if c in ':#~@ /' else c for c in part.name)
     codec = get_codec(name)
     if codec is None: return f"{name}.{extension.split('.')[-1]}" if part.kind in ('image','json','txt') else name
     no_arrays = codec.dtype is not None or codec.name in ('txt','labels','json')
+    if part.kind=='cls' and codec.name=='labels': return f'{name}.cls'
     return f'{name}.npy' if part.kind=='npy' and no_arrays else name
 
 def _file_formats(dataset):

@@ -263,6 +263,9 @@ def open_folder(
             client = kind(**{**kind._get_kwargs_from_urls(url), **_s3_options(options, timeout)})
             client.retries = 1   # the caller repeats, with one deadline for all attempts
             root = kind._strip_protocol(url)
+        elif '://' not in url:   # `url_to_fs` would take a path with `::` for a chain
+            client = fsspec.filesystem('file', **options)
+            root = client._strip_protocol(url)
         else: client,root = fsspec.core.url_to_fs(url, **options)
     except ImportError as e: raise ImportError(f"{e}{'; pip install s3fs' if _is_s3(url) else ''}") from e
     _clients[id(client)] = client
