@@ -2,8 +2,9 @@
 
 Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch and fastai,
 another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each."""
-import itertools, json, os, signal, socket, subprocess, sys, threading
+import gc, itertools, json, os, signal, socket, subprocess, sys, threading, traceback
 from functools import cached_property
+from multiprocessing import get_context
 
 # The process that is forked. Each line that it reads is a call, each that it writes the number of a process or its
 # exit code.
@@ -72,6 +73,25 @@ def free_port():
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
+
+def start_fork(f, *args):
+    """Start `f(*args)` in a fork of this process, which is no worker of a loader
+
+    Returns a function that waits for the result, or the traceback; `EOFError` if the process has died."""
+    receiver,sender = get_context('fork').Pipe(False)
+    def run():
+        gc.disable()   # it would touch, and so copy, all that this process has
+        try: sender.send(f(*args))
+        except Exception: sender.send(traceback.format_exc())
+    process = get_context('fork').Process(target=run)
+    process.start()
+    sender.close()
+    def result():
+        try: return receiver.recv()
+        finally:
+            process.kill()
+            process.join()
+    return result
 
 class Interpreters:
     "Starts Python processes, each a fork of one that has imported what is not ours"

@@ -3,7 +3,7 @@
 It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that
 draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather
 predictions."""
-import contextlib, hashlib, json, os, signal, sys, warnings
+import contextlib, hashlib, json, os, sys, warnings
 from pathlib import Path
 
 import numpy as np

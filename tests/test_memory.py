@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastai_remote.core import Manifest, StoreError
-from fastai_remote.store.base import Store
+from fastai_remote import ShardStore, Store, StoreError
+from fastai_remote.core import Manifest
 from fastai_remote.store.shard_index import pack_index, ShardManifest, ShardTable
-from fastai_remote.ingest.stores import ShardStore
 from inputs import encoded, npy
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),

@@ -1,20 +1,18 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import inspect, io, json, multiprocessing, os, shutil, signal, warnings
+import inspect, io, json, os, shutil, signal, warnings
 from contextlib import nullcontext
 
 import pytest
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.core import StoreError
-from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
 from fastai_remote.load.equivalence import IMAGE_TFMS
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.seeds import seed_all
 from in_memory import in_memory
 from inputs import encoded
-from interpreters import free_port
+from interpreters import free_port, start_fork
 from resume_trainings import BatchLog, compare, digest, Jitter, learner, merged, read_lines, train
 
 N = 60
@@ -341,9 +339,7 @@ def test_a_killed_training_leaves_no_part_of_a_file(tmp_path):
     def killed():
         torch.save = lambda state, file: file.write(bytes(100)) and file.flush() or os.kill(os.getpid(), signal.SIGKILL)
         CheckpointFile(tmp_path/'run.ckpt').write({})
-    process = multiprocessing.get_context('fork').Process(target=killed)
-    process.start()
-    process.join()
+    with pytest.raises(EOFError): start_fork(killed)()
     (tmp_path/'run.ckpt.json').touch()   # of somebody else, and without a number
     (tmp_path/'run.ckpt.more.part').touch()
     assert len(os.listdir(tmp_path))==3
@@ -447,23 +443,18 @@ def test_batch_at_is_what_the_model_saw(stores, tmp_path, options):
 # --- several ranks
 
 RANKS = '''
-import json, os, signal, sys, warnings; warnings.filterwarnings('ignore')
+import os, signal, sys, warnings; warnings.filterwarnings('ignore')
 sys.path.insert(0, os.environ['TESTS'])
 from fastai.vision.all import *
 from fastai.distributed import *
 from fastai_remote import *
-from resume_trainings import digest
+from resume_trainings import BatchLog, digest, LogFile
 
-class Each(Callback):
+class Each(BatchLog):
     "Writes down each sample of each training batch, and the weights after it; rank 1 asks to stop after batch `at`"
-    order = 999
-    def __init__(self, file, at): self.file,self.at,self.seen = file,at,0
-    def state_dict(self): return {}
-    def load_state_dict(self, state): pass
     def after_batch(self):
         if not self.training: return
-        line = [[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())]
-        with open(self.file, 'a') as f: f.write(json.dumps(line)+chr(10))
+        self.lines.append([[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())])
         self.seen += 1
         if self.seen==self.at and rank_distrib()==num_distrib()-1: os.kill(os.getpid(), signal.SIGTERM)
 
@@ -476,29 +467,25 @@ if __name__=='__main__':
     set_seed(1)
     dls = DataLoaders.from_shards(folder, bs=int(bs), num_workers=1, item_tfms=RandomResizedCrop(16), device='cpu')
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Flatten(), nn.Linear(4, dls.c))
-    each = Each(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt', int(at))
-    cbs = [each, Resume(f'{out}/run.ckpt', every=2)]
+    lines = LogFile(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt')
+    cbs = [Each(lines, int(at)), Resume(f'{out}/run.ckpt', every=2)]
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, path=out)
     with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 1e-2)
 '''
 
-def rank_that_reads(file, store, half, rank, said):
-    "A process of two ranks, which begins to train with the state in `file`"
+def rank_that_reads(file, store, half, rank):
+    "What a process of two ranks says when it begins to train with the state in `file`"
     torch.distributed.init_process_group('gloo', init_method=f'file://{half}/meet', rank=rank, world_size=2)
-    try: plain(store, half, Resume(half/file)).fit(2, 1e-2)
-    except ValueError as e: said.put(str(e))
-    finally: torch.distributed.destroy_process_group()
+    with pytest.raises(ValueError) as error: plain(store, half, Resume(half/file)).fit(2, 1e-2)
+    torch.distributed.destroy_process_group()
+    return str(error.value)
 
 def test_ranks_that_read_different_states_say_so(stores, half, monkeypatch):
     monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
-    fork = multiprocessing.get_context('fork')
-    said,files = fork.SimpleQueue(),('run.ckpt','on_another_disk.ckpt')
-    ranks = [fork.Process(target=rank_that_reads, args=(file, stores['shards'], half, rank, said))
-             for rank,file in enumerate(files)]
-    for rank in ranks: rank.start()
+    ranks = [start_fork(rank_that_reads, file, stores['shards'], half, rank)
+             for rank,file in enumerate(('run.ckpt','on_another_disk.ckpt'))]
     expected = 'rank 0 reads a state of fit 1, epoch 1, batch 3, and rank 1 reads no state; give a path or URL'
-    for _ in ranks: assert expected in said.get()
-    for rank in ranks: rank.join()
+    for said in [rank() for rank in ranks]: assert expected in said
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
