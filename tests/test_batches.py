@@ -44,10 +44,7 @@ def sample(i):
         'cls':'abc'[i%3], 'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x', 'y'][:i%3]}
 
 @pytest.fixture(scope='module')
-def store():
-    res = in_memory(range(50), sample, 'all')
-    res.manifest.counts = {'cls':[17, 17, 16]}
-    return res
+def store(): return in_memory(range(50), sample, 'all')
 
 def loaders(store, x, y='cls', **kwargs):
     return DataLoaders.from_store(store, x=x, y=y,

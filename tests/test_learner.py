@@ -9,7 +9,6 @@ from inputs import write_tar
 
 from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.store.redis_link import RedisLink
 
 from fastcore.test import test_close as close
 
@@ -228,16 +227,3 @@ def test_statistics_of_drawings_are_those_of_the_samples_that_are_selected(tmp_p
     both,a = [DataLoaders.from_store(store, normalize=True, where=where, **options) for where in (None, {'cls':'a'})]
     def mean(dls): return next(t for t in dls.after_batch.fs if isinstance(t, Normalize)).mean.item()
     assert both.one_batch()[0].shape==(16,3,32,32) and mean(both)!=mean(a)
-
-def test_keys_of_a_layout_of_ones_own_become_a_dataset(server):
-    "By `resize`. That they train as they stand is tested in `test_sources.py`"
-    client = RedisLink(server.url).client
-    for i in range(40):
-        np.savez_compressed(f:=io.BytesIO(), np.full((16,16,3), 200*(i%2), np.uint8))
-        client.mset({f'quick:orig:{i}':f.getvalue(), f'quick:pred:{i}':i%2})
-    store = RedisStore.from_keys(server.url, x='quick:orig:{}', y='quick:pred:{}', n=40, codec='npz',
-        vocab=['dark', 'light'])
-    small = store.resize(8, name='quick_small', num_workers=1, progress=False, overwrite=True)
-    assert len(small)==40 and small.name=='quick_small' and small.vocab==['dark', 'light']
-    assert small[3]['png'].size==(8,8)
-    assert np.asarray(small[3]['png']).min()==200 and small[3]['cls']=='light'
