@@ -548,10 +548,13 @@ DURING = {   # what is done: (pipeline, what is done to it)
     'a transform is added': ('after_batch', _add(WriteBatch)),
     'a subclass': ('after_batch', _set(Signed)),
     'no transform': ('after_batch', _set()),
+    'statistics in place': ('after_batch', lambda pipeline: pipeline.fs[-1].mean.add_(.25)),
+    'other statistics': ('after_batch', lambda pipeline: setattr(pipeline.fs[-1], 'mean', pipeline.fs[-1].mean/2)),
     'an item transform is added': ('after_item', _add(partial(Transform, inverted, order=2))),
     'one before the others': ('after_item', _add(partial(Transform, inverted, order=-5))),
     'only ToTensor': ('after_item', _set(ToTensor)),
 }
+OF_NORMALIZE = 'statistics in place','other statistics'   # which comes last
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Targets

@@ -71,6 +71,15 @@ BATCHES = [(T('WriteBatch'),), (T('WriteBatch', dict(order=20)),), (T('RandomBat
     (T('IntToFloatTensor', own='nothing'),), (T('IntToFloatTensor', put=dict(split_idx=0)),),
     (T('int_batch', dict(order=30)),), (T('RandomErasing', dict(p=.5)), T('Rotate'), T('Brightness')),
     (T('RandomResizedCropGPU', dict(size=12)),)]
+def normalize(n=3, own='', **put):
+    return T('Normalize', {k:tensor(v[:n])[None,:,None,None] for k,v in STATS.items()}, own=own, put=put)
+
+STATS = dict(mean=[.4,.5,.6], std=[.2,.3,.1])
+NORMALIZED = [(T('Normalize'),), (normalize(),), (normalize(1),), (normalize(mean=torch.rand(1, 3, 16, 16)),),
+    (normalize(std=torch.rand(1, 3, 1, 1).double()),), (normalize(mean=TensorMask(torch.rand(1, 3, 1, 1))),),
+    (normalize(mean=torch.rand(1, 3, 1, 1, requires_grad=True)),), (normalize(split_idx=1),), (normalize(order=5),),
+    (normalize(), normalize()), (T('Brightness', dict(p=1, draw=.7)), normalize()), (normalize(own='nothing'),)]
+DURINGS = [k for k in DURING if k not in OF_NORMALIZE]
 PUT = [T('FlipItem', dict(p=1.), put=dict(split_idx=1)), T('FlipItem', put=dict(encodes='<encodes>')),
     T('FlipItem', put=dict(before_call='<before_call>')), T('FlipItem', put=dict(order=6)),
     T('ToTensor', put=dict(_call='<call>')),
@@ -130,9 +139,14 @@ LISTED = {
         for image in ('rgb.jpg', 'grey.png')],
     'prepared loaders':[p for item in (CROPPED, (SIZED, T('same', dict(order=2)))) for p in each('prepared', PREPARED,
         target='vocab', item=item)],
-    'changed during an epoch':each('during', [k for k in DURING if k!='only ToTensor'])+each('during', DURING, bs=1)
-        +each('during', DURING, item=(SIZED, T('same', dict(order=3))), bs=1)
-        +each('during', [k for k,v in DURING.items() if v[0]=='after_batch'], threads=2),
+    'normalised':[Pipeline(image=image, cls=cls, item=(SIZED,), batch=batch, changes=changes, shuffle=False)
+        for image,cls,changes in (('rgb.jpg', 'PILImage', ()), ('grey.png', 'PILImage', ()),
+            ('rgb.jpg', 'PILImageBW', ()), ('rgb.png', 'PILImage', ('no_c_modules',))) for batch in NORMALIZED[:3]]
+        +[Pipeline(item=(SIZED,), batch=batch) for batch in NORMALIZED[3:]]
+        +each('during', OF_NORMALIZE, batch=NORMALIZED[1]),
+    'changed during an epoch':each('during', [k for k in DURINGS if k!='only ToTensor'])+each('during', DURINGS, bs=1)
+        +each('during', DURINGS, item=(SIZED, T('same', dict(order=3))), bs=1)
+        +each('during', [k for k in DURINGS if DURING[k][0]=='after_batch'], threads=2),
     'written to while workers send one channel':each('during', ['a transform is added'], image='grey.png', item=(),
         workers=2),
     'a crop at the border':[Pipeline(item=(T(name, SIZE, put=put),), changes=(f'vision.augment.{function}',),
@@ -284,7 +298,7 @@ def any_pipelines(draw):
     ahead = not {t.name for t in batch} & set(DRAWS)   # threads draw for the next batch before this one is given out
     workers,threads = draw(rarely(7, 0, 2)),draw(rarely(6, 0, 2)) if ahead else 0
     own_process = not workers and not threads
-    during = draw(rarely(12, '', *[k for k,(pipeline,_) in DURING.items() if own_process or pipeline=='after_batch']))
+    during = draw(rarely(12, '', *[k for k in DURINGS if own_process or DURING[k][0]=='after_batch']))
     images = [k for k in IMAGES if entry!='opened' or not k.endswith(('npyimg', 'npzimg', 'strokes'))]
     return Pipeline(
         image=draw(rarely(10, *images)), cls=draw(rarely(20, *CLASSES)), entry=entry,
