@@ -259,12 +259,16 @@ def plain(store, folder, resume=None, **kwargs):
     learn.logger = noop
     return learn
 
-@pytest.fixture
-def half(stores, tmp_path):
+@pytest.fixture(scope='module')
+def stopped_training(stores, tmp_path_factory):
     "The folder of a training of 2 epochs that was stopped after batch 3"
-    learn = plain(stores['shards'], tmp_path, log=BatchLog([], 3, terminate))
+    folder = tmp_path_factory.mktemp('stopped')
+    learn = plain(stores['shards'], folder, log=BatchLog([], 3, terminate))
     with pytest.raises(SystemExit, match='^143$'): learn.fit(2, 1e-2)   # the exit code
-    return tmp_path
+    return folder
+
+@pytest.fixture
+def half(stopped_training, tmp_path): return shutil.copytree(stopped_training, tmp_path/'half')
 
 def test_it_says_where_it_goes_on(stores, half, capsys):
     "With `again`, too, if it has not ended"
