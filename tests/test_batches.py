@@ -132,7 +132,8 @@ def test_floats_are_normalised_at_once(store, monkeypatch, img_cls, x, compiled)
     if not compiled: monkeypatch.setattr(lazy_image, '_pixels', None)
     n,at_once = 1 if img_cls is PILImageBW else 3,[]
     t = Normalize.from_stats([.4,.5,.6][:n], [.2,.3,.1][:n], cuda=False)
-    for batch_tfms in t,Normalize(): list(loaders(store, x, item_tfms=Resize(16), img_cls=img_cls, batch_tfms=batch_tfms).train)
+    for tfm in t,Normalize():
+        list(loaders(store, x, item_tfms=Resize(16), img_cls=img_cls, batch_tfms=tfm).train)
     assert at_once==[True]*10
 
 class _Own(Transform):

@@ -218,14 +218,16 @@ def unchanged(data):
 def test_what_a_user_does_to_fastai_is_done(data, unchanged, change):
     "That batches are not built as a whole then is what the last of these tests is about"
     verdict, = compared([(showing(change), STORES[len(change)%2])], data)
-    if verdict.difference: pytest.fail(f'{verdict.pipeline!r} over {verdict.where}\n{verdict.difference}', pytrace=False)
+    if verdict.difference:
+        pytest.fail(f'{verdict.pipeline!r} over {verdict.where}\n{verdict.difference}', pytrace=False)
     assert difference(verdict.stock, unchanged[change]), f'{change} does not show, so that this test says nothing'
 
 # What building batches calls or reads itself
 HARMLESS = {'default torch.float64', 'few_pixels', 'no_c_modules', 'truncated'}
 
 @pytest.mark.slow
-def test_changes_that_whole_batches_follow_are_done(data): check(data, [plain(change) for change in sorted(HARMLESS)], stock_works=False)
+def test_changes_that_whole_batches_follow_are_done(data):
+    check(data, [plain(change) for change in sorted(HARMLESS)], stock_works=False)   # of too few pixels, stock fails
 
 @pytest.mark.slow
 def test_whatever_a_user_does_to_fastai_is_noticed(data):

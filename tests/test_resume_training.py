@@ -499,8 +499,8 @@ def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interp
     The samples and pixels are the same, with 2 the weights too."""
     (script := tmp_path/'script.py').write_text(RANKS)
     def run(name, world_size):
-        meet = tmp_path/f'meet {name}'
-        interpreters.ranks(script, folder, tmp_path/name, 0, 8//world_size, n=world_size, TESTS=str(HERE), MEET=str(meet))
+        env = dict(TESTS=str(HERE), MEET=str(tmp_path/f'meet {name}'))
+        interpreters.ranks(script, folder, tmp_path/name, 0, 8//world_size, n=world_size, **env)
     def seen(name):
         "`{(epoch, batch): samples of all ranks}`, and the same of the weights"
         samples,weights = {},{}
