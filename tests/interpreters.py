@@ -3,8 +3,9 @@
 Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch and fastai,
 another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each, which takes a
 second, unless a third process is asked for, which has imported it, too."""
-import itertools, json, os, signal, subprocess, sys, threading
+import gc, itertools, json, os, signal, socket, subprocess, sys, threading, traceback
 from functools import cached_property
+from multiprocessing import get_context
 
 # The process that is forked. Each line that it reads is a call, each that it writes the number of a process or its
 # exit code.
@@ -70,6 +71,30 @@ for pid in running:   # the tests have ended, or were killed: nobody waits for w
 os._exit(0)
 '''
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+def start_fork(f, *args):
+    """Start `f(*args)` in a fork of this process, which is no worker of a loader
+
+    Returns a function that waits for the result, or the traceback; `EOFError` if the process has died."""
+    receiver,sender = get_context('fork').Pipe(False)
+    def run():
+        gc.disable()   # it would touch, and so copy, all that this process has
+        try: sender.send(f(*args))
+        except Exception: sender.send(traceback.format_exc())
+    process = get_context('fork').Process(target=run)
+    process.start()
+    sender.close()
+    def result():
+        try: return receiver.recv()
+        finally:
+            process.kill()
+            process.join()
+    return result
+
 class Interpreters:
     "Starts Python processes, each a fork of one that has imported what is not ours"
     def __init__(self, folder): self.folder,self.servers,self.answers,self.numbers = folder,{},{},itertools.count()
@@ -105,6 +130,15 @@ class Interpreters:
         res = self.start(code, *args, **kwargs).wait()
         if check: res.check_returncode()
         return res
+
+    def ranks(self, script, *args, n=2, code=0, **env):
+        "Run the file `script` in `n` processes, with the environment that torchrun makes; all end with the exit `code`"
+        env = dict(os.environ, OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='', GLOO_SOCKET_IFNAME='lo', **env)
+        if n>1: env |= dict(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1',
+                            MASTER_PORT=str(free_port()), ACCELERATE_USE_CPU='true')
+        of_rank = [dict(RANK=str(rank), LOCAL_RANK=str(rank)) if n>1 else {} for rank in range(n)]
+        started = [self.start(script, *args, env=env|own) for own in of_rank]
+        for ended in [process.wait() for process in started]: assert ended.returncode==code, ended.stderr[-3000:]
 
     def close(self):
         for server in self.servers.values():

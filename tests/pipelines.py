@@ -5,9 +5,8 @@ A `Pipeline` says what a user would write: the kind of image, transforms, subcla
 process of its own, so that no patch, no method taught to a transform and no random state outlives it. What a training
 loop would see comes back as a `Record`; `difference` compares two of them.
 """
-import gc, pickle, random, sys, traceback, types, zlib
+import pickle, random, sys, traceback, types, zlib
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -19,11 +18,11 @@ from fasttransform import DisplayedTransform, InplaceTransform, ItemTransform, P
 from plum import Function
 from torch.utils.data._utils.collate import default_collate_fn_map
 from in_memory import encoded
+from interpreters import start_fork
 
 import fastai_remote
-from fastai_remote import Fetch, RandomStoreSplitter, RedisBlock, ShardBlock, StoreSplitter, get_remote_items
+from fastai_remote import Fetch, RandomStoreSplitter, Rasterise, RedisBlock, ShardBlock, StoreSplitter, get_remote_items
 import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
-from fastai_remote.codec.raster import Rasterise
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Data: 20 samples, each with an image of every kind
@@ -549,10 +548,13 @@ DURING = {   # what is done: (pipeline, what is done to it)
     'a transform is added': ('after_batch', _add(WriteBatch)),
     'a subclass': ('after_batch', _set(Signed)),
     'no transform': ('after_batch', _set()),
+    'statistics in place': ('after_batch', lambda pipeline: pipeline.fs[-1].mean.add_(.25)),
+    'other statistics': ('after_batch', lambda pipeline: setattr(pipeline.fs[-1], 'mean', pipeline.fs[-1].mean/2)),
     'an item transform is added': ('after_item', _add(partial(Transform, inverted, order=2))),
     'one before the others': ('after_item', _add(partial(Transform, inverted, order=-5))),
     'only ToTensor': ('after_item', _set(ToTensor)),
 }
+OF_NORMALIZE = 'statistics in place','other statistics'   # which comes last
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Targets
@@ -733,23 +735,9 @@ def _run_all(jobs, data):
     for c in jobs[0][0].changes: CHANGES[c]()
     return [_run(p, where, data, like) for p,where,like in jobs]
 
-def forked(f):
-    "`f()` in a fork of this process, which is then gone"
-    results,send = get_context('fork').Pipe(duplex=False)
-    def work():
-        gc.disable()   # it would touch, and so copy, all that this process has
-        send.send(f())
-    process = get_context('fork').Process(target=work)
-    process.start()
-    send.close()
-    try: return results.recv()   # `EOFError` if the process has died
-    finally:
-        process.kill()
-        process.join()
-
 def run(jobs, data):
     "Records of `(p, where, like)`: over a store, or over `'files'` with splits and orders of the record `like`"
-    return forked(partial(_run_all, jobs, data))
+    return start_fork(_run_all, jobs, data)()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing

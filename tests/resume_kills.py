@@ -8,26 +8,24 @@ on an S3 server, the others in files. When a training has ended, it is compared 
 batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and predictions are the same bits. A line per
 signal says how far the training was.
 """
-import argparse, itertools, json, os, random, signal, sys, tempfile, time, traceback, warnings
-from io import BytesIO
+import argparse, itertools, os, random, signal, sys, tempfile, time, traceback, warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
-from PIL import Image
 
-from fastai_remote import redis_server, RedisStore, Resume, ShardStore, to_redis, to_shards
-from resume_trainings import BatchLog, learner, LogFile, merged, train
+from fastai_remote import redis_server, to_redis, to_shards
+from inputs import encoded
+from resume_trainings import compare, read_lines, training
 from s3servers import moto_server
 
 N,EPOCHS,BATCHES = 200,3,20   # samples, 160 of them for training; batches of an epoch
 OPTIONS = ['mixup jitter csv save', 'fine_tune train_metrics csv', 'accumulate balance csv', 'lr_find plateau flat csv']
 
 def sample(i):
-    content = BytesIO()
-    Image.fromarray(np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)).save(content, 'JPEG')
-    return {'jpg':content.getvalue(), 'cls':f'c{i%4}', 'id':i}
+    pixels = np.random.default_rng(i).integers(0, 255, (20,24,3))
+    return {'jpg':encoded(pixels, 'JPEG'), 'cls':f'c{i%4}', 'id':i}
 
 def start(url, folder, options, workers, s3=None):
     "The number of a new process, in a group of its own, that trains; its state is in a file, or on the server `s3`"
@@ -38,12 +36,8 @@ def start(url, folder, options, workers, s3=None):
         os.setpgid(0, 0)
         out = os.open(folder/'output.txt', os.O_WRONLY|os.O_CREAT|os.O_APPEND)
         for number in 1,2: os.dup2(out, number)
-        store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
-        log = BatchLog(LogFile(folder/'lines.txt'))
-        place = folder if s3 is None else f's3://{s3.bucket}/{folder.name}'
-        resume = Resume(f'{place}/run.ckpt', every=3, storage_options=s3 and s3.options)
-        learn = learner(store, folder, options, None, resume, log, num_workers=workers)
-        (folder/'result.json').write_text(json.dumps(train(learn, options, EPOCHS)))
+        state = dict(place=f's3://{s3.bucket}/{folder.name}', storage_options=s3.options) if s3 else {}
+        training(url, folder, options, workers, epochs=EPOCHS, **state)
         code = 0
     except SystemExit as e: code = e.code
     except KeyboardInterrupt: code = 130
@@ -73,14 +67,12 @@ def stop_somewhere(rng, pid, folder, number):
 
     Most come in the middle of an epoch, the others anywhere."""
     wanted,in_epoch = n_lines(folder)+rng.randrange(1, BATCHES),rng.random()<.8
-    while n_lines(folder)<wanted or in_epoch and not is_in_epoch(read_lines_of(folder)[-1][0]):
+    while n_lines(folder)<wanted or in_epoch and not is_in_epoch(read_lines(folder/'lines.txt')[-1][0]):
         if os.waitid(os.P_PID, pid, os.WEXITED|os.WNOHANG|os.WNOWAIT): return
         time.sleep(.002)
     time.sleep(rng.random()*.02)   # somewhere in a batch
     os.kill(pid, number)
-    return read_lines_of(folder)[-1][0]
-
-def read_lines_of(folder): return [json.loads(line) for line in (folder/'lines.txt').read_text().split('\n')[:-1]]
+    return read_lines(folder/'lines.txt')[-1][0]
 
 def stopped_training(rng, url, folder, options, kills, s3):
     "Train with `kills` signals, fewer if it ends before; returns how many came, and how many in the middle of an epoch"
@@ -102,14 +94,6 @@ def stopped_training(rng, url, folder, options, kills, s3):
     code = ended(start(url, folder, options, rng.choice([0,1,2,3]), s3))
     assert code==0, (folder/'output.txt').read_text()[-3000:]
     return n,in_epoch
-
-def compare(a, b):
-    "Raise `AssertionError` if the trainings in folders `a` and `b` differ"
-    lines = [merged(read_lines_of(folder)) for folder in (a, b)]
-    results = [json.loads((folder/'result.json').read_text()) for folder in (a, b)]
-    assert lines[0]==lines[1], f'batches differ: {[k for k in lines[0] if lines[0][k]!=lines[1].get(k)][:5]}'
-    differ = [name for name in results[0] if results[0][name]!=results[1][name]]
-    assert not differ, f'{differ} differ'
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

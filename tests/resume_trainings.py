@@ -3,7 +3,7 @@
 It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that
 draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather
 predictions."""
-import contextlib, hashlib, json, os, signal, sys, warnings
+import contextlib, hashlib, json, os, sys, warnings
 from pathlib import Path
 
 import numpy as np
@@ -107,16 +107,26 @@ class LogFile(list):
     def append(self, line):
         with open(self.path, 'a') as f: f.write(json.dumps(line)+'\n')
 
-def read_lines(path): return [json.loads(line) for line in Path(path).read_text().splitlines()]
+def read_lines(path): return [json.loads(line) for line in Path(path).read_text().split('\n')[:-1]]   # complete lines
+
+def training(url, folder, options, workers, every=3, at=None, stop=None, epochs=2, place=None, **kwargs):
+    "Train from `url`, and leave batches and results in `folder`, and the state there or at `place`"
+    store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
+    log = BatchLog(LogFile(folder/'lines.txt'), at, stop)
+    resume = Resume(f'{place or folder}/run.ckpt', every=every, **kwargs)
+    learn = learner(store, folder, options, None, resume, log, num_workers=workers)
+    (folder/'result.json').write_text(json.dumps(train(learn, options, epochs)))
+
+def compare(a, b):
+    "Raise `AssertionError` if the trainings in folders `a` and `b` differ"
+    lines = [merged(read_lines(folder/'lines.txt')) for folder in (a, b)]
+    results = [json.loads((folder/'result.json').read_text()) for folder in (a, b)]
+    assert lines[0]==lines[1], f'batches differ: {[k for k in lines[0] if lines[0][k]!=lines[1].get(k)][:5]}'
+    differ = [name for name in results[0] if results[0][name]!=results[1][name]]
+    assert not differ, f'{differ} differ'
 
 if __name__=='__main__':
     warnings.filterwarnings('ignore')
     torch.set_num_threads(1)
-    url,folder,options,workers,every,at,number,epochs = sys.argv[1:]
-    folder = Path(folder)
-    store = ShardStore(url) if url.startswith('/') else RedisStore(url, 'd')
-    lines = LogFile(folder/'lines.txt')
-    log = BatchLog(lines, int(at) or None, lambda: os.kill(os.getpid(), int(number)))
-    resume = Resume(folder/'run.ckpt', every=int(every))
-    learn = learner(store, folder, options, lines, resume, log, num_workers=int(workers))
-    (folder/'result.json').write_text(json.dumps(train(learn, options, int(epochs))))
+    url,folder,options,workers,at,number = sys.argv[1:]
+    training(url, Path(folder), options, int(workers), at=int(at), stop=lambda: os.kill(os.getpid(), int(number)))

@@ -13,16 +13,13 @@ from fastai_remote import *
 from fastai_remote.codec.arrays import NpyImageCodec
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
-from fastai_remote.core import CorruptSample, MissingSample, UnknownField
 from fastai_remote.load import equivalence, fast_path, lazy_image, loader
 from fastai_remote.load.equivalence import is_shipped
 from fastai_remote.load.fast_path import floats_next
 from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image
-from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.shared_buffers import SharedBuffers
 from fastai_remote.load.whole import WholeBatches
 from fastai_remote.order.base import SplitOrder
-from fastai_remote.ingest.stores import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 
@@ -47,10 +44,7 @@ def sample(i):
         'cls':'abc'[i%3], 'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x', 'y'][:i%3]}
 
 @pytest.fixture(scope='module')
-def store():
-    res = in_memory(range(50), sample, 'all')
-    res.manifest.counts = {'cls':[17, 17, 16]}
-    return res
+def store(): return in_memory(range(50), sample, 'all')
 
 def loaders(store, x, y='cls', **kwargs):
     return DataLoaders.from_store(store, x=x, y=y,
@@ -127,69 +121,20 @@ def test_masks_lists_and_other_loaders_are_built_at_once(store, made):
         same_item_by_item(dls.train.new(**kw))
     assert all(made) and len(made)==5+2+5+40
 
-def normalize(n=3, cls=Normalize, **attributes):
-    "A `Normalize` of `n` channels, with other attributes"
-    t = cls.from_stats([.4,.5,.6][:n], [.2,.3,.1][:n], cuda=False)
-    for name,value in attributes.items(): setattr(t, name, value)
-    return t
-
-class _Normalize(Normalize): pass
-
-@pytest.fixture
-def converted(monkeypatch):
-    "What was written as floats into memory that is reused: for each batch, whether it was normalised at once"
-    log = []
+@pytest.mark.parametrize('img_cls,x,compiled', [
+    (PILImage, 'a.jpg', True), (PILImage, 'g.png', True), (PILImageBW, 'a.png', True), (PILImage, 'a.jpg', False)])
+def test_floats_are_normalised_at_once(store, monkeypatch, img_cls, x, compiled):
+    "Also those of grey pictures with three channels. That they are those of stock is tested in `test_equivalence.py`"
     def logged(o, div, memory, stats=None):
-        log.append(stats is not None)
+        at_once.append(stats is not None)
         return image_floats(o, div, memory, stats)
     monkeypatch.setattr(fast_path, 'image_floats', logged)
-    return log
-
-def as_stock(dl, change=lambda pipeline, k: None):
-    "Are the batches of `dl` those of its transforms in a pipeline of fastai's? `change` is made before batch `k` of both"
-    stock = Pipeline(deepcopy(list(dl.after_batch.fs)), split_idx=dl.split_idx)
-    raw,made,expected = batches(dl),[],[]
-    dl = dl.new()
-    dl.rng = random.Random(3)
-    random.seed(4)
-    for k,batch in enumerate(dl, 1):
-        made.append(tuple(x.clone() for x in batch))
-        change(dl.after_batch, k)
-    for k,batch in enumerate(raw, 1):
-        expected.append(stock(batch))
-        change(stock, k)
-    same(made, expected)
-
-def mean_moves(pipeline, k):
-    "In place, and then another tensor"
-    t = pipeline.fs[-1]
-    if k==1: t.mean += .25
-    else: t.mean = t.mean/2
-
-@pytest.mark.parametrize('cls,x,compiled', [
-    (PILImage, 'a.jpg', True), (PILImage, 'g.png', True), (PILImageBW, 'a.png', True), (PILImage, 'a.jpg', False)])
-def test_floats_are_normalised_at_once(store, converted, monkeypatch, cls, x, compiled):
-    "Also those of grey pictures with three channels, by statistics of a batch, and after these have changed"
     if not compiled: monkeypatch.setattr(lazy_image, '_pixels', None)
-    n = 1 if cls is PILImageBW else 3
-    for t in (normalize(n), Normalize()):
-        train = loaders(store, x, item_tfms=Resize(16), img_cls=cls, batch_tfms=t).train
-        converted.clear()
-        as_stock(train)
-        as_stock(train, mean_moves)
-        assert converted==[True]*10
-
-@pytest.mark.parametrize('t', [
-    normalize(1), normalize(mean=torch.rand(1, 3, 16, 16)), normalize(std=torch.rand(1, 3, 1, 1).double()),
-    normalize(mean=TensorMask(torch.rand(1, 3, 1, 1))), normalize(mean=torch.rand(1, 3, 1, 1, requires_grad=True)),
-    normalize(split_idx=1), normalize(order=5), [normalize(), normalize()], [Brightness(p=1, draw=.7), normalize()],
-    normalize(cls=_Normalize)],
-    ids='one every_pixel double mask gradient split first twice after_another subclass'.split())
-def test_what_else_normalises_is_stock_code(store, converted, t):
-    dls = loaders(store, 'a.jpg', item_tfms=Resize(16), batch_tfms=t)
-    as_stock(dls.train)
-    assert set(converted)<={isinstance(t, list) and isinstance(t[0], Normalize)}   # the first of two is not
-    as_stock(dls.valid)
+    n,at_once = 1 if img_cls is PILImageBW else 3,[]
+    t = Normalize.from_stats([.4,.5,.6][:n], [.2,.3,.1][:n], cuda=False)
+    for tfm in t,Normalize():
+        list(loaders(store, x, item_tfms=Resize(16), img_cls=img_cls, batch_tfms=tfm).train)
+    assert at_once==[True]*10
 
 class _Own(Transform):
     "A transform of a user's"

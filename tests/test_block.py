@@ -33,10 +33,7 @@ def with_stats(server):
     return RedisStore(server.url, 'rich')
 
 @pytest.fixture(autouse=True)
-def tidy():
-    set_seed(0)
-    yield
-    plt.close('all')
+def same_seed(): set_seed(0)
 
 KW = dict(bs=6, num_workers=0, device='cpu')
 OF_STORE = dict(get_items=get_remote_items, splitter=RandomStoreSplitter(.2, seed=1))

@@ -125,4 +125,4 @@ def test_whenever_the_widgets_are_imported(redis_pics, imports, interpreters):
 w = ImagesCleaner(max_n=2)
 w.set_fns(get_remote_items(RedisStore({redis_pics.link.url!r}, 'pics')))
 print(len(w.widget.children))'''
-    assert interpreters.run(code, fastai='widgets' in imports.split(';')[0]).stdout.strip()=='2'
+    assert interpreters.run(code).stdout.strip()=='2'   # which has imported the rest of fastai

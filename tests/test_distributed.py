@@ -1,11 +1,12 @@
-"Two ranks train together: from Redis and from shards, each sample once an epoch, and every rank sees all predictions"
-import json, os
+"""Two ranks train together: each sample once an epoch, and every rank sees all predictions
+
+From shards they do so in `test_resume_training.py`."""
+import json
 
 import numpy as np
 import pytest
 
 from fastai_remote.ingest.redis import to_redis
-from fastai_remote.ingest.shards import to_shards
 
 N = 403
 SCRIPT = '''
@@ -27,60 +28,55 @@ if __name__=='__main__':
     where,out = sys.argv[1:]
     torch.distributed.init_process_group('gloo', init_method=f'file://{out}/meet', rank=rank_distrib(), world_size=2)
     kw = dict(x='x.f4', y='y.f4', bs=8, num_workers=2, valid_pct=.1, device='cpu')
-    dls = DataLoaders.from_redis(where, 'numbers', **kw) if '://' in where else DataLoaders.from_shards(where, **kw)
+    dls = DataLoaders.from_redis(where, 'numbers', **kw)
     learn = Learner(dls, Scale(), loss_func=MSELossFlat(), cbs=(see:=See()))
-    with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True):
-        learn.fit(2, 1e-6)
-        epochs,preds = see.epochs,learn.get_preds()
-        tta = learn.tta(n=1)[1]
-        test = learn.get_preds(dl=dls.test_dl(dls.valid.items[:37]))[0]
-        sign = float(learn.model.l.weight.sign())
-        def error(f):
-            try: f()
-            except ValueError as e: return str(e)
-        shuffled = error(lambda: learn.get_preds(dl=dls.train.new(drop_last=False)))
+    def predictions():
+        test = learn.get_preds(dl=dls.test_dl(dls.valid.items[:37]))[0]*float(learn.model.l.weight.sign())
+        return [o.tolist() for o in (learn.get_preds()[1], learn.tta(n=1)[1], test)]
+    def error(f):
+        try: f()
+        except ValueError as e: return str(e)
+    with learn.no_bar(), learn.no_logging():
+        with learn.distrib_ctx(cpu=True):
+            learn.fit(2, 1e-6)
+            epochs,together = see.epochs,predictions()
+            shuffled = error(lambda: learn.get_preds(dl=dls.train.new(drop_last=False)))
+        alone,loss = predictions(),list(learn.validate())
         dls.train.on_bad = 'skip'
-        skipping = error(lambda: learn.fit(1))
-        dls.train.on_bad = 'raise'
+        with learn.distrib_ctx(cpu=True): skipping = error(lambda: learn.fit(1))
         kw = dict(x='x.f4', y='cls', bs=8, num_workers=2, balance='cls', device='cpu')
         balanced = DataLoaders.from_store(dls.train.stores[0], **kw)
         learn = Learner(balanced, Scale(), loss_func=lambda p,y: p.mean()*0, cbs=(see:=See()))
         with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True): learn.fit(1, 0.)
     items = [int(dls.valid_ds[k][1]) for k in range(len(dls.valid_ds))]
-    results = dict(epochs=epochs, y=preds[1].tolist(), tta=tta.tolist(), test=test.tolist(), shuffled=shuffled,
-                   skipping=skipping, sign=sign, balanced=see.epochs[0][0], items=items)
+    results = dict(epochs=epochs, together=together, alone=alone, shuffled=shuffled, skipping=skipping, loss=loss,
+                   balanced=see.epochs[0][0], items=items)
     Path(f'{out}/{rank_distrib()}.json').write_text(json.dumps(results))
 '''
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
-@pytest.mark.parametrize('store', ['redis','shards'])
-def test_two_ranks_train_together(store, request, tmp_path, interpreters):
+def test_two_ranks_train_together(server, tmp_path, interpreters):
+    "Outside of `distrib_ctx`, each computes all predictions by itself, and gathers none from the other"
     source = [{'x.f4':i, 'y.f4':i, 'cls':'rare' if i%10==0 else 'common'} for i in range(N)]
-    options = dict(num_workers=1, progress=False)
-    if store=='redis': to_redis(source, where:=request.getfixturevalue('server').url, 'numbers', **options)
-    else: to_shards(source, where:=str(tmp_path/'numbers'), chunk=50, **options)
+    to_redis(source, server.url, 'numbers', num_workers=1, progress=False)
     (tmp_path/'script.py').write_text(SCRIPT)
-    # the ranks meet in a file; accelerate only wants to see an address
-    env = dict(os.environ, OMP_NUM_THREADS='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='1',
-        GLOO_SOCKET_IFNAME='lo')
-    ranks = [interpreters.start(tmp_path/'script.py', where, tmp_path, env=dict(env, RANK=str(r), LOCAL_RANK=str(r)))
-             for r in range(2)]
-    for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-2000:]
+    interpreters.ranks(tmp_path/'script.py', server.url, tmp_path)
     a,b = (json.loads((tmp_path/f'{r}.json').read_text()) for r in range(2))
     for (ta,va),(tb,vb) in zip(a['epochs'], b['epochs']):
         # of 363: short last batches are dropped, one comes twice
         assert len(ta)==len(tb)==176 and len({*ta,*tb})>=351 and not {*ta,*tb}&{*va,*vb}
         assert len(va)==len(vb)==20 and len({*va,*vb})==40
-    assert a['epochs'][0]!=a['epochs'][1] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1],*b['epochs'][0][1]})
-    # predictions are those of the items, in their order, although the ranks compute them in turn
     items = [int(i) for i in a['items']]
+    assert a['epochs'][0]!=a['epochs'][1] and sorted(items)==sorted({*a['epochs'][0][1],*b['epochs'][0][1]})
+    # predictions are those of the items, in their order, although the ranks compute them in turn
     for rank in (a,b):
-        assert [int(i) for i in rank['y']]==[int(i) for i in rank['tta']]==items and len(items)==40
-        order = np.argsort(np.array(rank['test'])*a['sign'])
-        assert len(rank['test'])==37 and order.tolist()==np.argsort(items[:37]).tolist()
+        for y,tta,test in rank['together'],rank['alone']:
+            assert [int(i) for i in y]==[int(i) for i in tta]==items and len(items)==40
+            assert len(test)==37 and np.argsort(test, axis=None).tolist()==np.argsort(items[:37]).tolist()
         assert 'over several ranks needs the same order on each, and this loader is shuffled' in rank['shuffled']
         assert "on_bad='skip' would give the ranks different numbers of samples" in rank['skipping']
+    assert a['loss']==b['loss']
     rare = np.mean([i%10==0 for i in a['balanced']+b['balanced']])
     assert len(a['balanced'])==len(b['balanced']) and .35<rare<.65 and a['balanced']!=b['balanced']
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from fastai.vision.all import *
 from fastai.vision.learner import _add_norm, model_meta
-from pipelines import Data, TARGETS, sample
+from pipelines import Data, N_TRAIN, TARGETS, sample
 
 from fastai_remote import *
 from fastai_remote.load.cleaners import fit_cleaners
@@ -48,10 +48,7 @@ class Env:
         self.files = [data.path('sizes.jpg', i) for i in range(N)]
         self.items = get_remote_items(self.store)
         self.source,self.interleave = (None,{}) if stock else (self.store,{'interleave':None})   # over all shards
-        self.splitter = RandomStoreSplitter(.25, seed=3)
-        if stock:
-            splits = [list(o) for o in self.splitter(self.items)]
-            self.splitter = lambda _: splits
+        self.splitter = (lambda _: [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else StoreSplitter()
 
     def block(self, y='cls', **tfms):
         kw = dict(splitter=self.splitter, **{'item_tfms':Resize(SIZE), **tfms})
@@ -169,7 +166,7 @@ row('`dl.get_idxs()`', 'positions of a shuffled epoch and of the validation set'
 row('`num_workers=2`', 'an epoch', lambda e: [*e.loaders(num_workers=2).train])
 @row('`pin_memory`, `drop_last`, `val_bs`, `shuffle=False`, `n=`', 'an epoch')
 def _(e):
-    dls = e.loaders(drop_last=False, val_bs=5, shuffle=False, n=17)
+    dls = e.loaders(drop_last=False, val_bs=5, shuffle=False, n=13)
     return [*dls.train, *dls.valid]
 
 ROWS.append('`DataBlock`')
@@ -362,16 +359,16 @@ SLOW = [k for k,o in enumerate(CALLS) if any(name in o[0] for name in ('resnet',
     'several labels: `fit`', 'numbers: `fit`'))]
 NAMES = [o[0].replace('`', '')[:40] for o in CALLS]
 
-@pytest.mark.parametrize('which', ['Redis', pytest.param('shards', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('k', [pytest.param(k, marks=pytest.mark.slow if k in SLOW else (), id=name)
     for k,name in enumerate(NAMES)])
-def test_as_stock_fastai(k, which, data, tmp_path):
-    "Over the store, and with stock fastai over its files"
+def test_as_stock_fastai(k, data, tmp_path):
+    "Over Redis and over shards, and with stock fastai over their files"
+    call = CALLS[k][2]
     if 'Cleaner' in CALLS[k][0]: pytest.importorskip('ipywidgets')
-    plt.close('all')
-    stock = CALLS[k][2](Env(data, which, True, tmp_path))
-    plt.close('all')
-    assert same(stock, CALLS[k][2](Env(data, which, False, tmp_path))), CALLS[k][0]
+    stock = call(Env(data, 'Redis', True, tmp_path))
+    for which in STORES:
+        plt.close('all')
+        assert same(stock, call(Env(data, which, False, tmp_path))), f'{CALLS[k][0]} over {which}'
 
 def test_the_table_in_the_documentation_is_this_one():
     "Each of its calls is tested above"

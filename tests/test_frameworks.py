@@ -1,7 +1,7 @@
 """Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
 
 Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
-import itertools, json, math, os, re, socket, subprocess, sys, tempfile
+import itertools, json, math, os, re, subprocess, sys, tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,21 +41,12 @@ def path(tmp_path_factory):
     to_shards([{'x.f4':i, 'y.f4':i} for i in range(N)], folder, num_workers=1, maxcount=20, progress=False)
     return str(folder)
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
-
 @pytest.fixture
 def two_ranks(interpreters, path, tmp_path):
     "Runs a script in two processes, with the environment that torchrun makes; returns what each saves"
     def run(script):
         (tmp_path/'script.py').write_text(HEAD+script)
-        env = dict(os.environ, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', CUDA_VISIBLE_DEVICES='',
-                   MASTER_PORT=str(free_port()), ACCELERATE_USE_CPU='true', GLOO_SOCKET_IFNAME='lo')
-        ranks = [interpreters.start(tmp_path/'script.py', path, tmp_path,
-                                    env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(2)]
-        for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-3000:]
+        interpreters.ranks(tmp_path/'script.py', path, tmp_path)
         return saved(tmp_path)
     return run
 

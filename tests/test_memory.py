@@ -1,18 +1,17 @@
 """The promise: fifty million samples cost what one million cost
 
 Memory is measured from /proc/*/smaps_rollup, in a process of its own for each kind of loader."""
-import gc, io, json, os, pickle, shutil, sys, tempfile, time, zlib
+import gc, json, os, pickle, shutil, sys, tempfile, time, zlib
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from fastai_remote.core import Manifest, StoreError
-from fastai_remote.store.base import Store
+from fastai_remote import ShardStore, Store, StoreError
+from fastai_remote.core import Manifest
 from fastai_remote.store.shard_index import pack_index, ShardManifest, ShardTable
-from fastai_remote.ingest.stores import ShardStore
+from inputs import encoded, npy
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
               pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')]
@@ -21,8 +20,7 @@ MB,million = 1_000_000,1_000_000
 class Numbers(Store):
     "Makes its bytes from the number: one picture, and a label"
     def __init__(self, n):
-        Image.fromarray(np.zeros((16,16,3), np.uint8)).save(f:=io.BytesIO(), 'PNG')
-        self.png = f.getvalue()
+        self.png = encoded(np.zeros((16,16,3)))
         self.manifest = Manifest('numbers', n, {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u1'}},
                                  vocab={'cls':list('abcdefgh')})
     def read_values(self, numbers, fields):
@@ -31,8 +29,7 @@ class Numbers(Store):
 class Tokens(Numbers):
     "Texts as stored tokens, with their lengths"
     def __init__(self, n):
-        np.save(f:=io.BytesIO(), np.arange(2, 42, dtype=np.uint16))
-        self.npy = f.getvalue()
+        self.npy = npy(np.arange(2, 42, dtype=np.uint16))
         self.manifest = Manifest('tokens', n, {'tokens.npy':{'codec':'npy','dtype':None},
             'tokens_length.i4':{'codec':'i4','dtype':'i4'}, 'cls':{'codec':'cls','dtype':'u1'}},
             vocab={'cls':list('abcdefgh'), 'tokens.npy':[f'w{k}' for k in range(42)]})
@@ -95,11 +92,8 @@ def language_model(n): return tokens(n, is_lm=True, seq_len=16)
 def batches(n):
     from fastai_remote import RemoteDataset
     from torch.utils.data import DataLoader
-    in_shards = Numbers(n)
-    in_shards.shards = shard_table(n, 10_000)
-    in_shards.check_cache = in_shards.prefetch = lambda *args, **kwargs: None
     loaders = []
-    for store in in_shards, Numbers(n):
+    for store in ShardNumbers(n), Numbers(n):
         ds = RemoteDataset(store).decode('torch').to_tuple('png', 'cls')
         loaders += [DataLoader(ds, batch_sampler=ds.batches(64, num_workers=2), num_workers=2),
                     DataLoader(ds.batched(64), batch_size=None, num_workers=2)]
@@ -121,15 +115,13 @@ def ranks(n):
 
 # --- measuring
 
-def smaps(pid, what):
+def private(pid, what='Private_'):
+    "Memory of a worker that it shares with nobody, bytes"
     lines = Path(f'/proc/{pid}/smaps_rollup').read_text().splitlines()
     return 1024*sum(int(line.split()[1]) for line in lines if line.startswith(what))
-def private(pid):
-    "Memory of a worker that it shares with nobody, bytes"
-    return smaps(pid, 'Private_')
 def own():
     "Memory of this process that is not a file's, bytes: its private memory, whether or not workers share it just now"
-    return smaps('self', 'Anonymous')
+    return private('self', 'Anonymous')
 
 def children():
     "Processes that this one has forked"
@@ -202,14 +194,18 @@ def measure(n, n_batches=200, loaders=ours):
 def measured(interpreters):
     "Figures of loaders, by their name and the number of millions"
     known = {}
-    def figures(loaders, millions=50):
+    def figures(loaders, millions=None):
+        millions = millions or MILLIONS.get(loaders, 50)
         if (loaders,millions) not in known:
             run = interpreters.run(Path(__file__), loaders, millions, check=True)
             known[loaders,millions] = json.loads(run.stdout.splitlines()[-1])
         return known[loaders,millions]
     return figures
 
-TEXTS = 6*50*million   # 4 bytes a sample, and for a classifier, whose validation set is sorted, 4 a sample of that
+# Of texts, ten million are enough: they cost 4 bytes a sample, and a classifier, whose validation set is sorted, 4 a
+# sample of that. To sort fifty million takes a minute.
+MILLIONS = {'tokens':10, 'language_model':10}
+TEXTS = 6*10*million
 # bytes of the parent, of the growth of a worker, and of a pickle; workers
 LIMITS = {'ours':(30*MB, 20*MB, MB, 2), 'shards':(30*MB, 20*MB, MB, 2), 'tiered':(30*MB, 20*MB, MB, 3),
           'tokens':(TEXTS+30*MB, 20*MB, TEXTS, 2), 'language_model':(TEXTS*4//6+30*MB, 20*MB, TEXTS, 2),
@@ -222,7 +218,7 @@ def test_fifty_million_samples_cost_little_memory(measured, loaders):
     assert len(figures['growth'])==n_workers and max(figures['growth'])<growth, figures
 
 def test_a_million_costs_the_same(measured):
-    one,fifty = measured('ours', 1),measured('ours', 50)
+    one,fifty = measured('ours', 1),measured('ours')
     assert abs(fifty['parent']-one['parent'])<15*MB and fifty['pickle']-one['pickle']<1000, (one,fifty)
     # By chance, a worker copies memory that it shares with its parent, whatever the number of samples
     assert abs(min(fifty['workers'])-min(one['workers']))<8*MB, (one,fifty)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import draw, fails
+from in_memory import in_memory
 from inputs import encoded, write_tar
 from shard_helpers import damage
 from torch.utils.data import DataLoader, default_collate, Subset
@@ -22,14 +23,7 @@ N = 60
 def sample(i): return {'txt':f'{i}', 'cls':i%3, 'x.f4':i/8}
 
 @pytest.fixture
-def written(put):
-    "The samples in Redis or in shards"
-    return put({'train':list(range(50)), 'valid':list(range(50, N))}, fn=sample, shuffle=False)[0]
-
-@pytest.fixture
-def memory():
-    return MemoryStore({'txt':[f'{i}'.encode() for i in range(N)], 'cls':np.arange(N, dtype=np.uint8)%3,
-                        'x.f4':np.arange(N, dtype='f4')/8}, 'mem')
+def memory(): return in_memory({'train':range(50), 'valid':range(50, N)}, sample, 'mem')
 
 @pytest.fixture
 def remote(memory, tmp_path):
@@ -95,8 +89,8 @@ def test_a_batch_that_can_be_read_at_the_second_attempt_is_whole(failures):
 
 # --- samples
 
-def test_parts(written):
-    ds = chain(written)
+def test_parts(memory):
+    ds = chain(memory)
     assert [len(ds.split(split)) for split in ('train','valid')]==[50,10]
     assert sorted(numbers(loader('batched', ds.split('valid'))))==list(range(50, N))
     assert [x for x,_ in ds[:30]]==list(range(30))==sorted(numbers(loader('batches', ds[:30])))
@@ -107,8 +101,8 @@ def test_parts(written):
     for part in ds[:30], ds[::-1]:   # also all of it in another order
         with pytest.raises(ValueError, match='a part'): part.split('train')
 
-def test_a_sample_without_steps(written):
-    ds = RemoteDataset(written)
+def test_a_sample_without_steps(memory):
+    ds = RemoteDataset(memory)
     s = ds[7]
     assert s['__key__']=='000000007' and type(s['txt']) is bytes and type(s['cls']) is int
     assert s['x.f4'].dtype==np.float32

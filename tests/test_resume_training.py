@@ -1,27 +1,26 @@
 "A training that is stopped anywhere goes on exactly there; a loader with a seed computes any batch again"
-import inspect, io, json, multiprocessing, os, shutil, signal, socket, sys, warnings
+import inspect, io, json, os, shutil, signal, warnings
 from contextlib import nullcontext
 
 import pytest
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.core import StoreError
-from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.load.checkpoint import CheckpointFile, decode, encode
 from fastai_remote.load.equivalence import IMAGE_TFMS
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.seeds import seed_all
 from in_memory import in_memory
 from inputs import encoded
-from resume_trainings import digest, Jitter, learner, BatchLog, merged, read_lines, train
+from interpreters import free_port, start_fork
+from resume_trainings import BatchLog, compare, digest, Jitter, learner, merged, read_lines, train
 
 N = 60
 HERE = Path(__file__).parent
 
 def sample(i):
-    pixels = np.random.default_rng(i).integers(0, 255, (20,24,3), dtype=np.uint8)
-    return {'jpg':encoded(Image.fromarray(pixels), 'JPEG'), 'cls':f'c{i%4}', 'id':i}
+    pixels = np.random.default_rng(i).integers(0, 255, (20,24,3))
+    return {'jpg':encoded(pixels, 'JPEG'), 'cls':f'c{i%4}', 'id':i}
 
 def damaged():
     "A store in which every fifth image lacks its end: it opens, and cannot be decoded"
@@ -55,8 +54,7 @@ def digests(batches): return [digest(*b) for b in batches]
 # --- a loader with a seed
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['memory','shards'])
-@pytest.mark.parametrize('jitter', [False,True])
+@pytest.mark.parametrize('kind,jitter', [('memory',True), ('shards',False)])
 def test_a_batch_is_a_function_of_the_seed_the_epoch_and_the_position(stores, kind, jitter):
     "For any number of workers and threads, from any batch on, and whatever was read before"
     kwargs = dict(item_tfms=[RandomResizedCrop(16), Jitter()]) if jitter else {}
@@ -114,10 +112,9 @@ def test_without_a_seed_the_order_is_drawn(stores):
     with pytest.raises(ValueError, match='needs a loader with seed='): train.set_epoch(1)
     with pytest.raises(ValueError, match='needs a loader with seed='): train.state_dict()
 
-@pytest.mark.parametrize('kwargs', [{}, dict(balance='cls'), dict(drop_last=False)])
-@pytest.mark.parametrize('kind', ['memory','shards'])
+@pytest.mark.parametrize('kind,kwargs', [('memory',{}), ('shards',{}), ('shards',dict(balance='cls')),
+                                         ('memory',dict(drop_last=False))])
 def test_a_batch_of_all_ranks_does_not_depend_on_their_number(stores, kind, kwargs):
-    if kind=='memory' and kwargs.get('balance'): return   # its labels are not counted
     def batches(world_size):
         ranks = [loaders(stores[kind], bs=16//world_size, batch_tfms=None, **kwargs).train for _ in range(world_size)]
         ranks = [list(RemoteDistributedDL(dl, rank=r, world_size=world_size)) for r,dl in enumerate(ranks)]
@@ -241,26 +238,17 @@ def test_a_signal_saves_after_the_batch(stores, tmp_path, stop, error):
     assert done_again==done and result_again==result
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]==handlers
 
-def test_the_exit_code_of_a_terminated_training_is_143(stores, tmp_path):
-    learn = learner(stores['memory'], tmp_path, '', [], Resume(tmp_path/'run.ckpt'), BatchLog([], 2, terminate))
-    with pytest.raises(SystemExit) as stopped: train(learn, '')
-    assert stopped.value.code==143
-
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL,signal.SIGTERM])
-def test_a_killed_process_goes_on_with_other_workers(folder, tmp_path, number, interpreters):
-    options = 'mixup jitter csv save'
-    def run(results, workers, at): return interpreters.run(
-        HERE/'resume_trainings.py', folder, results, options, workers, 3, at, int(number), 2,
-        env=dict(os.environ, PYTHONPATH=str(HERE)))
+def test_a_killed_process_goes_on_with_other_workers(folder, tmp_path, interpreters):
+    def run(name, workers, at=0, number=0):
+        return interpreters.run(HERE/'resume_trainings.py', folder, tmp_path/name, 'mixup jitter csv save', workers, at,
+                                int(number), env=dict(os.environ, PYTHONPATH=str(HERE)))
     for name in 'ab': (tmp_path/name).mkdir()
-    assert run(tmp_path/'a', 0, 0).returncode==0
-    for workers,at in (2,7),(1,3): assert run(tmp_path/'b', workers, at).returncode
-    last = run(tmp_path/'b', 3, 0)
+    assert run('a', 0).returncode==0
+    assert [run('b', 2, 7, signal.SIGKILL).returncode, run('b', 1, 3, signal.SIGTERM).returncode]==[-9,143]
+    last = run('b', 3)
     assert last.returncode==0, last.stderr[-2000:]
-    a,b = (merged(read_lines(tmp_path/name/'lines.txt')) for name in 'ab')
-    results = [json.loads((tmp_path/name/'result.json').read_text()) for name in 'ab']
-    assert a==b and results[0]==results[1]
+    compare(tmp_path/'a', tmp_path/'b')
 
 # --- what it says, and what does not fit
 
@@ -271,15 +259,20 @@ def plain(store, folder, resume=None, **kwargs):
     learn.logger = noop
     return learn
 
-@pytest.fixture
-def half(stores, tmp_path):
+@pytest.fixture(scope='module')
+def stopped_training(stores, tmp_path_factory):
     "The folder of a training of 2 epochs that was stopped after batch 3"
-    learn = plain(stores['shards'], tmp_path, log=BatchLog([], 3, terminate))
-    with pytest.raises(SystemExit): learn.fit(2, 1e-2)
-    return tmp_path
+    folder = tmp_path_factory.mktemp('stopped')
+    learn = plain(stores['shards'], folder, log=BatchLog([], 3, terminate))
+    with pytest.raises(SystemExit, match='^143$'): learn.fit(2, 1e-2)   # the exit code
+    return folder
+
+@pytest.fixture
+def half(stopped_training, tmp_path): return shutil.copytree(stopped_training, tmp_path/'half')
 
 def test_it_says_where_it_goes_on(stores, half, capsys):
-    plain(stores['shards'], half).fit(2, 1e-2)
+    "With `again`, too, if it has not ended"
+    plain(stores['shards'], half, Resume(half/'run.ckpt', again=True)).fit(2, 1e-2)
     plain(stores['shards'], half).fit(2, 1e-2)
     said = capsys.readouterr().out.splitlines()
     assert said==['run.ckpt: goes on in epoch 1 of 2 at batch 3 of 6', 'run.ckpt: finished (fit 1, 2 epochs), nothing '
@@ -300,10 +293,6 @@ def test_a_finished_training_has_its_results_and_trains_what_is_new(stores, tmp_
     anew = run([1], again=True)
     assert digest(*anew.model.parameters())==digest(*first.model.parameters())   # the same first weights and batches
     with pytest.raises(ValueError, match='fit 1 had 1 epochs, and cannot be continued with 3'): run([3])
-
-def test_again_goes_on_with_a_training_that_has_not_ended(stores, half, capsys):
-    plain(stores['shards'], half, Resume(half/'run.ckpt', again=True)).fit(2, 1e-2)
-    assert 'goes on in epoch 1 of 2 at batch 3' in capsys.readouterr().out
 
 @pytest.mark.parametrize('epochs,kwargs,message', [
     (3, {}, 'had 2 epochs, and cannot be continued with 3'), (2, dict(bs=4), 'batch_of_all_ranks 8, .* with 4'),
@@ -354,9 +343,7 @@ def test_a_killed_training_leaves_no_part_of_a_file(tmp_path):
     def killed():
         torch.save = lambda state, file: file.write(bytes(100)) and file.flush() or os.kill(os.getpid(), signal.SIGKILL)
         CheckpointFile(tmp_path/'run.ckpt').write({})
-    process = multiprocessing.get_context('fork').Process(target=killed)
-    process.start()
-    process.join()
+    with pytest.raises(EOFError): start_fork(killed)()
     (tmp_path/'run.ckpt.json').touch()   # of somebody else, and without a number
     (tmp_path/'run.ckpt.more.part').touch()
     assert len(os.listdir(tmp_path))==3
@@ -460,23 +447,18 @@ def test_batch_at_is_what_the_model_saw(stores, tmp_path, options):
 # --- several ranks
 
 RANKS = '''
-import json, os, signal, sys, warnings; warnings.filterwarnings('ignore')
+import os, signal, sys, warnings; warnings.filterwarnings('ignore')
 sys.path.insert(0, os.environ['TESTS'])
 from fastai.vision.all import *
 from fastai.distributed import *
 from fastai_remote import *
-from resume_trainings import digest
+from resume_trainings import BatchLog, digest, LogFile
 
-class Each(Callback):
+class Each(BatchLog):
     "Writes down each sample of each training batch, and the weights after it; rank 1 asks to stop after batch `at`"
-    order = 999
-    def __init__(self, file, at): self.file,self.at,self.seen = file,at,0
-    def state_dict(self): return {}
-    def load_state_dict(self, state): pass
     def after_batch(self):
         if not self.training: return
-        line = [[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())]
-        with open(self.file, 'a') as f: f.write(json.dumps(line)+chr(10))
+        self.lines.append([[self.epoch, self.iter], [digest(x) for x in self.x], digest(*self.model.parameters())])
         self.seen += 1
         if self.seen==self.at and rank_distrib()==num_distrib()-1: os.kill(os.getpid(), signal.SIGTERM)
 
@@ -489,45 +471,36 @@ if __name__=='__main__':
     set_seed(1)
     dls = DataLoaders.from_shards(folder, bs=int(bs), num_workers=1, item_tfms=RandomResizedCrop(16), device='cpu')
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Flatten(), nn.Linear(4, dls.c))
-    each = Each(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt', int(at))
-    cbs = [each, Resume(f'{out}/run.ckpt', every=2)]
+    lines = LogFile(f'{out}/{max(num_distrib(), 1)}.{rank_distrib()}.txt')
+    cbs = [Each(lines, int(at)), Resume(f'{out}/run.ckpt', every=2)]
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=cbs, path=out)
     with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 1e-2)
 '''
 
-def rank_that_reads(file, store, half, rank, said):
-    "A process of two ranks, which begins to train with the state in `file`"
+def rank_that_reads(file, store, half, rank):
+    "What a process of two ranks says when it begins to train with the state in `file`"
     torch.distributed.init_process_group('gloo', init_method=f'file://{half}/meet', rank=rank, world_size=2)
-    try: plain(store, half, Resume(half/file)).fit(2, 1e-2)
-    except ValueError as e: said.put(str(e))
-    finally: torch.distributed.destroy_process_group()
+    with pytest.raises(ValueError) as error: plain(store, half, Resume(half/file)).fit(2, 1e-2)
+    torch.distributed.destroy_process_group()
+    return str(error.value)
 
 def test_ranks_that_read_different_states_say_so(stores, half, monkeypatch):
     monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
-    fork = multiprocessing.get_context('fork')
-    said,files = fork.SimpleQueue(),('run.ckpt','on_another_disk.ckpt')
-    ranks = [fork.Process(target=rank_that_reads, args=(file, stores['shards'], half, rank, said))
-             for rank,file in enumerate(files)]
-    for rank in ranks: rank.start()
+    ranks = [start_fork(rank_that_reads, file, stores['shards'], half, rank)
+             for rank,file in enumerate(('run.ckpt','on_another_disk.ckpt'))]
     expected = 'rank 0 reads a state of fit 1, epoch 1, batch 3, and rank 1 reads no state; give a path or URL'
-    for _ in ranks: assert expected in said.get()
-    for rank in ranks: rank.join()
+    for said in [rank() for rank in ranks]: assert expected in said
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
 def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interpreters):
-    "What 2 ranks began, 1, 2 and 4 continue: the samples and pixels are the same, with 2 the weights too"
-    (tmp_path/'script.py').write_text(RANKS)
-    def run(name, world_size, at=0):
-        base = dict(os.environ, OMP_NUM_THREADS='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='1', GLOO_SOCKET_IFNAME='lo',
-                    TESTS=str(HERE), MEET=str(tmp_path/f'meet {name} {world_size} {at}'))
-        def env(r):
-            one = dict(WORLD_SIZE=str(world_size), RANK=str(r), LOCAL_RANK=str(r)) if world_size>1 else {}
-            return base|one
-        ranks = [interpreters.start(tmp_path/'script.py', folder, tmp_path/name, at, 8//world_size, env=env(r))
-                 for r in range(world_size)]
-        ended = [rank.wait() for rank in ranks]
-        for e in ended: assert e.returncode==(143 if at else 0), e.stderr[-2000:]
+    """What 2 ranks of `accelerate launch` began, 1, 2 and 4 continue
+
+    The samples and pixels are the same, with 2 the weights too."""
+    (script := tmp_path/'script.py').write_text(RANKS)
+    def run(name, world_size):
+        env = dict(TESTS=str(HERE), MEET=str(tmp_path/f'meet {name}'))
+        interpreters.ranks(script, folder, tmp_path/name, 0, 8//world_size, n=world_size, **env)
     def seen(name):
         "`{(epoch, batch): samples of all ranks}`, and the same of the weights"
         samples,weights = {},{}
@@ -543,35 +516,17 @@ def test_other_ranks_go_on_with_the_same_global_batches(folder, tmp_path, interp
     run('straight', 2)
     expected = seen('straight')
     assert len(expected[0])==12
-    run('begun', 2, at=4)
+    options = '--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no'.split()
+    begun = interpreters.run('from accelerate.commands.accelerate_cli import main; main()', 'launch', *options,
+        f'--main_process_port={free_port()}', script, folder, tmp_path/'begun', 4, 4,
+        env=dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo', TESTS=str(HERE), ACCELERATE_USE_CPU='1'))
+    assert begun.returncode and 'exitcode  : 143' in begun.stderr, begun.stderr[-2000:]
     assert 4<=len(seen('begun')[0])<=6
     for name in '1','2','4':
         shutil.copytree(tmp_path/'begun', tmp_path/name)
         run(name, int(name))
         assert seen(name)[0]==expected[0]
     assert seen('2')[1]==expected[1]
-
-@pytest.mark.slow
-@pytest.mark.xdist_group('processes')
-def test_what_accelerate_launch_began_one_process_continues(folder, tmp_path, interpreters):
-    "The samples of both ranks together are those of a loader of one process"
-    (tmp_path/'script.py').write_text(RANKS)
-    env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo', TESTS=str(HERE), ACCELERATE_USE_CPU='1')
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-    options = '--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no'.split()
-    begun = interpreters.run('from accelerate.commands.accelerate_cli import main; main()', 'launch', *options,
-                             f'--main_process_port={port}', tmp_path/'script.py', folder, tmp_path, 4, 4, env=env)
-    assert begun.returncode and 'exitcode  : 143' in begun.stderr, begun.stderr[-2000:]
-    ended = interpreters.run(tmp_path/'script.py', folder, tmp_path, 0, 8, env=env)
-    assert not ended.returncode and 'goes on in epoch 1 of 2 at batch 5 of 6' in ended.stdout, ended.stderr[-2000:]
-    ranks = [read_lines(tmp_path/f'2.{rank}.txt') for rank in range(2)]
-    found = {tuple(lines[0][0]):sum((line[1] for line in lines), []) for lines in zip(*ranks)}
-    found |= {tuple(place):samples for place,samples,_ in read_lines(tmp_path/'1.0.txt')}
-    dl = loaders(ShardStore(folder), batch_tfms=None, seed=0).train
-    expected = {(epoch,k):[digest(x) for x in batch[0]] for epoch in range(2) for k,batch in enumerate(dl)}
-    assert found==expected
 
 def test_what_comes_before_the_batch_is_not_computed():
     "At nine tenths of fifty million samples"

@@ -4,9 +4,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from fastai_remote.ingest.shards import to_shards
+from fastai_remote import ShardStore, to_shards
 from fastai_remote.store.cache import FileCache
-from fastai_remote.ingest.stores import ShardStore
 
 def guarded(entries, lock):
     "A copy of the dict `entries` whose use is an error while nobody holds `lock`"

@@ -7,7 +7,8 @@ import pytest
 from fastai.data.core import DataLoaders
 from PIL import Image
 
-from fastai_remote import to_redis, to_shards, UnknownField
+import fastai_remote.block   # `from_store`
+from fastai_remote import UnknownField
 from fastai_remote.load.kinds import choose_fields
 from inputs import in_memory
 
@@ -49,12 +50,6 @@ def test_a_field_that_some_samples_lack_is_no_target():
 
 @pytest.mark.parametrize('field,loss,shape', [('mask.png','CrossEntropyLoss',(4,8,8)), ('age.f4','MSELoss',(4,)),
     ('target.npy','MSELoss',(4,2))])
-def test_loaders_have_a_target_and_its_loss(server, tmp_path, field, loss, shape):
-    options = dict(num_workers=1, progress=False)
-    if field=='age.f4':
-        to_redis(dataset('png', field), server.url, 'default_target', **options)
-        dls = DataLoaders.from_redis(server.url, 'default_target', bs=4, num_workers=0)
-    else:
-        to_shards(dataset('png', field), tmp_path/'shards', **options)
-        dls = DataLoaders.from_shards(tmp_path/'shards', bs=4, num_workers=0)
+def test_loaders_have_a_target_and_its_loss(field, loss, shape):
+    dls = DataLoaders.from_store(in_memory(dataset('png', field))[0], bs=4, num_workers=0)
     assert dls.one_batch()[1].shape==shape and str(dls.train_ds.loss_func)==f'FlattenedLoss of {loss}()'

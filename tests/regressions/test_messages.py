@@ -1,14 +1,14 @@
 "Errors of values that users give say what was wrong, and what to give instead"
+import pickle
 from datetime import date
 
 import numpy as np
 import pytest
 from inputs import write_tar
 
-from fastai_remote.core import StoreError
-from fastai_remote.ingest.report import IngestError
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.ingest.stores import ShardStore
+from fastai_remote import (index_shards, IngestError, MemoryStore, RedisBlock, RedisStore, RemoteDataset,
+    ShardStore, StoreError, TextOptions, to_redis, to_shards)
+from fastai_remote.cli.main import main
 
 def write(folder, source, **kwargs):
     return to_shards(source, folder, num_workers=0, shuffle=False, progress=False, **kwargs).store
@@ -46,12 +46,10 @@ def test_an_error_of_fn_says_what_fn_was_given(tmp_path, source, given):
     with pytest.raises(IngestError, match=f'fn was given: {given}'): write(tmp_path, source*20, fn=fn)
 
 def test_a_block_of_texts_without_a_field():
-    from fastai_remote import RedisBlock, TextOptions
     with pytest.raises(TypeError, match=r"needs the field with the texts: RedisBlock\('txt', text="):
         RedisBlock(text=TextOptions())
 
 def test_decode_knows_webdatasets_names_or_names_them(tmp_path):
-    from fastai_remote import index_shards, RemoteDataset
     members = {'transcript':'ä'.encode(), 'cls2':b'7', 'count':b'12', 'jsn':b'[1]', 'text':b'b', 'mp':b'\x01',
                'x.ten':b'\x02', 'pyd':b'N.'}
     write_tar(tmp_path/'a.tar', [(f'{k}.{name}', content) for k in '01' for name,content in members.items()])
@@ -78,7 +76,6 @@ def test_copies_are_the_new_store_and_the_report_is_printed(put, capsys):
 
 @pytest.mark.parametrize('name', ['\x1b[31mred\x1b[0m', 'a\rb', '\x9b2J'])
 def test_names_of_others_do_not_reach_the_terminal(tmp_path, name, capsys):
-    from fastai_remote.cli.main import main
     (folder := tmp_path/f'x{name}').mkdir()
     codes = [main(['info', str(folder)])]
     folder.rmdir()
@@ -90,17 +87,15 @@ def test_names_of_others_do_not_reach_the_terminal(tmp_path, name, capsys):
     with pytest.raises(StoreError) as error: ShardStore(folder).get_many([0], 'nope')
     assert not set(str(error.value))&set('\x1b\r\x9b')
 
-def test_an_exported_learner_says_which_server_it_asks(tmp_path, monkeypatch):
-    import pickle
-    from fastai_remote import redis_server, to_redis, RedisStore
-    with redis_server() as one, redis_server() as other:
-        for k,server in enumerate((one,other)): to_redis([{'id':k}], server.url, 'd', num_workers=0, progress=False)
-        store = RedisStore(one.url, 'd')
-        assert store[0]['id']==0
-        saved = pickle.dumps(store)
-        monkeypatch.setenv('FASTAI_REMOTE_URL', other.url)
-        with pytest.raises(StoreError, match=f'd: replaced .*FASTAI_REMOTE_URL names the server {other.url}'):
-            pickle.loads(saved)[0]
+def test_an_exported_learner_says_which_server_it_asks(server, fresh, tmp_path, monkeypatch):
+    for k,one in enumerate((server,fresh)): to_redis([{'id':k}], one.url, 'asked', num_workers=0, progress=False)
+    store = RedisStore(server.url, 'asked')
+    assert store[0]['id']==0
+    saved = pickle.dumps(store)
+    monkeypatch.setenv('FASTAI_REMOTE_URL', fresh.url)
+    with pytest.raises(StoreError, match=f'asked: replaced .*FASTAI_REMOTE_URL names the server {fresh.url}'):
+        pickle.loads(saved)[0]
+    fresh.kill()
     link = pickle.loads(saved).link
     assert not link.has_answered   # so that a server that is gone is asked for two seconds
     monkeypatch.setenv('FASTAI_REMOTE_URL', str(tmp_path/'b'))
@@ -110,7 +105,6 @@ def test_an_exported_learner_says_which_server_it_asks(tmp_path, monkeypatch):
         pickle.loads(pickle.dumps(opened))[0]
 
 def test_a_copy_is_opened_with_the_options_that_it_was_written_with(server, tmp_path):
-    from fastai_remote import MemoryStore
     store = MemoryStore({'txt':[b'a']}, 'one')
     options = dict(num_workers=0, progress=False, timeout=7.)
     link = store.copy(server.url, 'two', socket_timeout=3., client_name='me', **options).link

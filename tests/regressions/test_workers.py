@@ -4,19 +4,14 @@ import importlib, io, os, sys
 import pytest
 from PIL import Image, ImageFile
 
+from fastai_remote import ShardStore, to_shards
 from fastai_remote.codec import images
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
-from fastai_remote.ingest.shards import to_shards
 from fastai_remote.parallel import parallel_map
-from fastai_remote.ingest.stores import ShardStore
+from inputs import encoded
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
-
-def jpeg(size=(64,64)):
-    file = io.BytesIO()
-    Image.effect_noise(size, 90).save(file, 'JPEG')
-    return file.getvalue()
 
 def write(folder, source, num_workers, **kwargs):
     "Write `source` to `folder`, two samples in a chunk; returns the store, or `None` if it was refused"
@@ -31,7 +26,7 @@ def pixels(sample):
 @pytest.mark.parametrize('module,name,value', [(ImageFile,'LOAD_TRUNCATED_IMAGES',True),
     (Image,'MAX_IMAGE_PIXELS',1000), (images,'MAX_SCANS',0)])
 def test_what_is_stored_does_not_depend_on_the_number_of_workers(tmp_path, monkeypatch, module, name, value):
-    whole,small = jpeg(),jpeg((8,8))
+    whole,small = (encoded(Image.effect_noise((size,size), 90), 'JPEG') for size in (64,8))
     source = [{'img.bin':whole}, {'img.bin':whole[:len(whole)//2]}, {'img.bin':small}, {'jpg':whole}, {'jpg':small}]*2
     fn = lambda o: pixels(o) if 'img.bin' in o else {'npy':pixels({'img.bin':o['jpg']})['npy']}
     def stored(num_workers):
