@@ -372,18 +372,17 @@ def _has_samples(name, o):
     is_plain = isinstance(o, (Iterator,Mapping,Path)) or type(o).__module__=='builtins'
     return _is_list_of_dicts(o) or not is_plain
 
-def _refuse_columns(o):
+def _check_splits(o):
     """Raise `ValueError` if dict `o`, without names of codecs, has lists or arrays that are no splits of one dataset
 
-    One is called as columns are, or rows of arrays differ in shape. Otherwise returns `False`."""
-    if not all(_is_array(values) or _is_list(values) and not _is_list_of_dicts(values) for values in o.values()):
-        return False
+    One is called as columns are, or rows of arrays differ in shape."""
+    def may_be_column(values): return type(values) in (list,tuple) and not _is_list_of_dicts(values)   # no dataset
+    if not all(_is_array(values) or may_be_column(values) for values in o.values()): return
     shapes = {tuple(values.shape[1:]) if _is_array(values) else None for values in o.values()}
     names = ', '.join(map(repr, o))
     if len(shapes)>1 or 'label' in o or 'text' in o:
         raise ValueError(f'a dict with the names {names}: these are columns, and no splits of one dataset. Use '
                          'array_samples({name: list}, fields={name: field}), or pd.DataFrame({name: list})')
-    return False
 
 def is_dict_of_arrays(o)->bool:
     """Is `o` a dict of arrays or lists by field, and not of sources by split?
@@ -393,7 +392,9 @@ def is_dict_of_arrays(o)->bool:
     `ValueError` for any other dict, and for what can only be columns, whose names do not say how to store them."""
     if not isinstance(o, dict): return False
     named = [name for name in o if _named_codec(name) is not None]
-    if not named: return _refuse_columns(o)
+    if not named:
+        _check_splits(o)
+        return False
     if all(map(_is_array, o.values())): return True
     if all(_has_samples(name, o[name]) for name in named): return False
     others = [name for name in o if name not in named]
