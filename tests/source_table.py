@@ -164,8 +164,8 @@ def open_stream(folder, numbers):
 def parquet(folder, numbers):
     huggingface(folder, numbers)
     saved = open_saved(folder, numbers)
-    for k in range(0, len(saved), 100):   # HuggingFace reads whole files
-        saved.select(range(k, min(k+100, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
+    for k in range(0, len(saved), 20):   # HuggingFace reads whole files
+        saved.select(range(k, min(k+20, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
 
 def columns(numbers): return {'name':[f'{i:06}.jpg' for i in numbers], 'label':[name_of(i) for i in numbers]}
 
