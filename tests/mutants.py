@@ -183,8 +183,8 @@ def tests_of(mutant, data, tests, n=60):
     return arguments and [*arguments, '-m', 'not slow']
 
 def failed_tests(output):
-    "The tests that failed, in the order in which pytest prints them"
-    return re.findall(r'^(?:FAILED|ERROR) (tests/.+?)(?: - |$)', output, re.M)
+    "The tests that failed, in the order in which pytest prints them, without the group that xdist appends"
+    return re.findall(r'^(?:FAILED|ERROR) (tests/[^[@\n]+?(?:\[.*?\])?)(?:@\w+)?(?: - |$)', output, re.M)
 
 @contextmanager
 def project_with(mutants, tests):
@@ -216,6 +216,7 @@ def run_tests(folder, arguments, limit=None):
         except ProcessLookupError: pass
         process.wait()
     if process.returncode in (0,5): return []   # 5: none of them is to run
+    if 'ERROR: not found' in output: sys.exit(output)   # a name that pytest does not know says nothing of the code
     return failed_tests(output) or [output.strip()[-200:] or 'no output']
 
 def first_failure(mutant, tests, chosen, limit):

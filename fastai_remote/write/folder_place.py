@@ -173,7 +173,8 @@ class FolderPlace(Place):
         if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
         def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
         shards = [] if self.foreign else list(filter(is_unneeded, own_shards(names, hidden)))
-        return plan,shards,[name for name in hidden if '/' not in name and is_own_file(name) and is_unneeded(name)]
+        own = [name for name in hidden if '/' not in name]   # subfolders have the indices of shards of others
+        return plan,shards,[name for name in own if is_own_file(name) and is_unneeded(name)]
 
     def drop_plan(self):
         dataset = self.committed()
