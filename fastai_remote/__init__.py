@@ -13,7 +13,7 @@ _names = {
     'order.permutation': 'Permutation',
     'codec.strokes': 'simplify',
     'codec.raster': 'Rasterise',
-    'codec.sequences': 'StrokeSequence',
+    'codec.numbers': 'StrokeSequence',
     'store.base': 'Store',
     'store.server': 'redis_server',
     'store.storage': 's3_options',

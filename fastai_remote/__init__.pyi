@@ -4,8 +4,8 @@ A public name is imported from its module when it is first used. So a process th
 from .block import RedisBlock as RedisBlock
 from .block import RemoteDL as RemoteDL
 from .block import ShardBlock as ShardBlock
+from .codec.numbers import StrokeSequence as StrokeSequence
 from .codec.raster import Rasterise as Rasterise
-from .codec.sequences import StrokeSequence as StrokeSequence
 from .codec.strokes import simplify as simplify
 from .core import CorruptSample as CorruptSample
 from .core import MissingSample as MissingSample

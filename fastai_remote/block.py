@@ -25,7 +25,7 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from .codec.raster import Rasterise
-from .codec.sequences import StrokeSequence
+from .codec.numbers import StrokeSequence
 from .load.batch import fetch_of, first_or_other
 from .load.cleaners import fit_cleaners
 from .load.fetch_transform import NO_SAMPLE_NUMBER
@@ -37,7 +37,7 @@ from .load.resume import counted_fit
 from .load.splitters import default_splitter
 from .load.stats import LoaderStats   # noqa: F401, for its patches: loaders have `bench` and `tune`
 from .load.texts import TextOptions
-from .store.address import concealed, public_url
+from .store.connection import concealed, public_url
 from .store.base import Store
 from .ingest.stores import RedisStore, ShardStore
 from .store.redis_link import REDIS_SCHEMES
@@ -207,7 +207,7 @@ def _new(cls, dl=None, *args, **kwargs):
 
     This module does not import fastai.distributed, and with it accelerate: most who use it need neither."""
     if f'{cls.__module__}.{cls.__name__}'=='fastai.distributed.DistributedDL' and dl is not None:
-        cls = import_module('.load.frameworks', __package__).distributed_class(dl)
+        cls = import_module('.load.distributed', __package__).distributed_class(dl)
     return _new_before(cls)
 
 TfmdLists.setup,DataLoaders.test_dl,TfmdDL.__new__ = _setup,_test_dl,_new

@@ -26,7 +26,7 @@ from clusters import SLOTS, wait_for
 from fault_backends import (BACKENDS, disturbed, hang_up, is_picture, masterless, N, png_of,
                             refused, run_script, samples, Slow, unsaved, write_script)
 from fastai_remote import StoreError, StoreNotFound
-from fastai_remote.store.redis_layout import key_layout
+from fastai_remote.store.redis_parts import key_layout
 
 HERE = Path(__file__).parent
 RESULT = HERE/'bench'/'results'/'faults.json'

@@ -17,10 +17,10 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample, Manifest, packed_crcs, seal, StoreError, unseal
 from fastai_remote.ingest.stores import MemoryStore
 from fastai_remote.store.redis import parse_failures
-from fastai_remote.store.redis_layout import unpack_replies
+from fastai_remote.store.redis_parts import unpack_replies
 from fastai_remote.store.shard_index import ShardIndex
 from fastai_remote.ingest.stores import ShardStore
-from fastai_remote.write.redis_state import parse_lock, parse_record
+from fastai_remote.write.redis_place import parse_lock, parse_record
 
 FOLDER = Path(__file__).parent/'data/fuzz'
 SECONDS,MEGABYTES = 2.,300   # What reading one input may cost: CPU time, memory

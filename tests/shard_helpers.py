@@ -8,7 +8,7 @@ import numpy as np
 from fastai_remote.core import seal
 from fastai_remote import index_shards, ShardStore, to_shards
 from fastai_remote.store.shard_index import ShardIndex
-from fastai_remote.write.shard_files import needs_card
+from fastai_remote.write.folder_place import needs_card
 from fastai_remote.write.base import host_id
 from inputs import write_tar as tar
 

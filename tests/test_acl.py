@@ -9,7 +9,7 @@ from conftest import class_of
 
 from fastai_remote import (
     image_samples, MissingSample, RedisStore, redis_server, StoreNotFound, StoreUnavailable, to_redis)
-from fastai_remote.store.redis_acl import missing_right
+from fastai_remote.store.redis_servers import missing_right
 
 GUIDE = (Path(__file__).parents[1]/'nbs/guide/credentials.md').read_text(encoding='utf-8')
 NAME,OTHER = 'pets','dogs'

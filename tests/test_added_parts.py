@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
-from fastai_remote.core import seal
+from fastai_remote.core import RunTable, seal
 from fastai_remote.store.base import image_stats
-from fastai_remote.runs import RunTable
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.shard_index import ShardTable
 from fault_storage import flipped

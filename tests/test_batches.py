@@ -15,10 +15,9 @@ from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.load import equivalence, fast_path, lazy_image, loader
 from fastai_remote.load.equivalence import is_shipped
-from fastai_remote.load.fast_path import floats_next
+from fastai_remote.load.fast_path import floats_next, WholeBatches
 from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image
-from fastai_remote.load.shared_buffers import SharedBuffers
-from fastai_remote.load.whole import WholeBatches
+from fastai_remote.load.batch import SharedBuffers
 from fastai_remote.order.base import SplitOrder
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*were missing or damaged')

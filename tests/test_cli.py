@@ -16,12 +16,10 @@ from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
 from fastai_remote.cli.command import (
     add_options, ArgumentParser, parameters_of, read_function, read_label, read_value, UsageError)
-from fastai_remote.cli.commands import COMMANDS
+from fastai_remote.cli.commands import COMMANDS, serve_folder, serving
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
-from fastai_remote.cli.serve import serve_folder, serving
-from fastai_remote.cli.terminal import flag, in_shell
-from fastai_remote.cli.words import read_places, source_kind, SOURCE_KINDS, split_sources, url_of
+from fastai_remote.cli.words import flag, in_shell, read_places, source_kind, SOURCE_KINDS, split_sources, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock

@@ -14,7 +14,7 @@ from conftest import examples, wait_for
 from crashes import dies_at
 from fastai_remote import (MissingSample, RedisStore, RemoteDataset, ShardStore, StoreBusy, StoreError, StoreExists,
     StoreFull, StoreNotFound, StoreUnavailable, TieredStore, to_redis, to_shards)
-from fastai_remote.store.redis_layout import key_layout
+from fastai_remote.store.redis_parts import key_layout
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
 

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from fastai_remote.codec.fields import get_codec, infer_codec
-from fastai_remote.codec.sequences import StrokeSequence
+from fastai_remote.codec.numbers import StrokeSequence
 from fastai_remote.codec.stats import has_stats
 from fastai_remote.source.base import as_sample
 from fastai_remote.source.columns import file_format

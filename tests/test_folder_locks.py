@@ -10,10 +10,9 @@ from clusters import wait_for
 from fastai_remote import ShardStore, StoreBusy, to_shards
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
-from fastai_remote.write import folder_lock
+from fastai_remote.write import folder_place
 from fastai_remote.write.base import LEASE_SECONDS
-from fastai_remote.write.folder_lock import FolderLock, LOCK_FILE
-from fastai_remote.write.folder_place import FolderPlace
+from fastai_remote.write.folder_place import FolderLock, FolderPlace, LOCK_FILE
 
 def records(folder): return len(list(folder.glob('.fastai_remote/.ingest/chunk-*.json')))
 
@@ -67,7 +66,7 @@ def test_our_own_clock_may_jump(tmp_path):
 
 def test_the_number_of_a_dead_process_may_be_anothers_now(tmp_path):
     "No lease has to run out for a process that is known to be dead"
-    lock(tmp_path, host=folder_lock.host_id())   # our parent lives, but it was not started at tick 1
+    lock(tmp_path, host=folder_place.host_id())   # our parent lives, but it was not started at tick 1
     with ManualClock() as clock: write(tmp_path)
     assert sum(clock.pauses)<LEASE_SECONDS/2
 
@@ -88,8 +87,8 @@ def other(tmp_path):
         try:
             os.environ['WHO'] = 'they'
             if holds: os.environ['HOLD_UNTIL'] = str(tmp_path/'go on')
-            folder_lock.LEASE_SECONDS = lease
-            if host: folder_lock.host_id = lambda: host
+            folder_place.LEASE_SECONDS = lease
+            if host: folder_place.host_id = lambda: host
             if not has_flock: FolderLock.exclusive = not_exclusive
             checks,check = count(1),FolderLock.check
             def checked(self):

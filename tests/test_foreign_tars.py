@@ -14,7 +14,7 @@ from crashes import dies_at
 from fastai_remote import (
     CorruptSample, IngestError, MissingSample, RemoteDataset, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
     UnknownField, UnsupportedFormat, index_shards, tar_samples, to_shards)
-from fastai_remote.codec.webdataset import field_of
+from fastai_remote.codec.fields import field_of
 from fastai_remote.source.tars import expand_braces
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.shards import ShardWriter

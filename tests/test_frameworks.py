@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from clusters import one_ray_at_a_time
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
-from fastai_remote.load.stateful import for_workers
+from fastai_remote.load.epochs import for_workers
 
 processes = pytest.mark.xdist_group('processes')
 
@@ -77,7 +77,7 @@ ACCELERATE = '''
 if __name__=='__main__':   # and not in a worker that is spawned: it gets pickles, and here it has torch already
     torch.multiprocessing.set_forkserver_preload(['torch', 'fastai_remote.load.dataset'])
     from accelerate import Accelerator, DataLoaderConfiguration
-    from fastai_remote.load.frameworks import prepare_loader
+    from fastai_remote.load.distributed import prepare_loader
 
 def loaders():
     accelerator = Accelerator()
@@ -137,7 +137,7 @@ class Mesh:
 def test_meshes_of_accelerate(path, sizes, n):
     "Ranks that divide a model or a sequence read the same samples, so these are divided among fewer ranks"
     pytest.importorskip('accelerate')
-    from fastai_remote.load.frameworks import prepare_loader
+    from fastai_remote.load.distributed import prepare_loader
     def prepared(world_size, process=0):
         loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=world_size))
         accelerator = SimpleNamespace(
@@ -338,7 +338,7 @@ def test_lightning(interpreters, path, tmp_path):
 # --- HuggingFace's Trainer
 
 TRANSFORMERS = '''
-from fastai_remote.load.frameworks import prepare_loader
+from fastai_remote.load.distributed import prepare_loader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 class Line(torch.nn.Module):

@@ -13,11 +13,11 @@ from fastai_remote import (image_samples, index_shards, IngestError, RedisStore,
                            to_redis, to_shards, UnknownField)
 from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.source.base import IndexedSource, StreamedSource
-from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
+from fastai_remote.store.redis_parts import KEY_BITS, key_layout, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.base import ChunksLost, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_state import packed_writes
+from fastai_remote.write.redis_place import packed_writes
 from fastai_remote.write.revision import wider_dtype
 from inputs import in_memory as write
 from snapshots import client
@@ -151,7 +151,7 @@ def test_integer_labels_are_categories(put, labels):
     assert (copy.vocab,values(copy, 'cls'))==(want,ordered)
 
 def test_too_many_integers_for_categories_are_numbers(put, monkeypatch):
-    monkeypatch.setattr('fastai_remote.write.totals.MAX_CLASSES', 1000)
+    monkeypatch.setattr('fastai_remote.write.revision.MAX_CLASSES', 1000)
     for writes in put,write:
         for n,vocab in (1000,[5*i-9 for i in range(1000)]),(1001,[]):
             s,_ = writes([{'cls':5*i-9} for i in range(n)], shuffle=False, overwrite=True)

@@ -10,8 +10,7 @@ from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import CodecTests, ManualClock, PlaceTests, SourceTests, StoreTests, WriterTests, example
 from fastai_remote.write.base import MemoryPlace, MemoryWriter
-from fastai_remote.write.folder_lock import LOCK_FILE
-from fastai_remote.write.folder_place import FolderPlace
+from fastai_remote.write.folder_place import FolderPlace, LOCK_FILE
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_place import RedisPlace
 from fastai_remote.write.shards import ShardWriter

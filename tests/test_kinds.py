@@ -7,7 +7,7 @@ from fastai.vision.all import *
 from in_memory import in_memory
 
 from fastai_remote import *
-from fastai_remote.codec.boxes import as_boxes, as_sized_boxes
+from fastai_remote.codec.numbers import as_boxes, as_sized_boxes
 from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of, KINDS
 from fastai_remote.load.targets import ShownArray
 from fastai_remote.ingest.stores import MemoryStore

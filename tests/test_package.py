@@ -21,7 +21,7 @@ NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError MemorySto
     img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store Resume LoaderStats'''.split()
 BY_NAME = 'DamagedTar IngestReport Permutation RedisWriter RemoteItems VerifyReport simplify'.split()
 # a package imports from those before it
-LAYERS = 'runs core clock processes parallel order codec store write source ingest load block view testing cli'.split()
+LAYERS = 'core clock parallel order codec store write source ingest load block view testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {'.'.join(f.relative_to(root/'fastai_remote').with_suffix('').parts):f
     for f in sorted((root/'fastai_remote').rglob('*.py')) if not f.name.startswith('_')}
@@ -85,7 +85,7 @@ stock = accelerate.accelerator.prepare_data_loader
 from fastai_remote import RemoteDataset
 print('fastai' in sys.modules)
 from fastai_remote import *
-import fastai_remote.load.frameworks
+import fastai_remote.load.distributed
 finders = [finder for finder in sys.meta_path if 'fastai_remote' in type(finder).__module__]
 print(finders==[], accelerate.accelerator.prepare_data_loader is stock)"""
     assert new_python(code).split()==['False','True','True']
@@ -135,7 +135,7 @@ def test_no_modules_import_each_other():
     "Also in no circle of several, and not in functions either"
     known = {m:ours(set().union(*imports_of(m)))-{m} for m in MODULES}
     order = list(TopologicalSorter(known).static_order())   # raises `CycleError`, which names a circle
-    assert order.index('store.redis')<order.index('write.redis')<order.index('ingest.stores') and len(order)>100
+    assert order.index('store.redis')<order.index('write.redis')<order.index('ingest.stores') and len(order)>50
 
 def test_a_class_has_at_most_30_methods_of_its_own():
     "With properties, and without those that it inherits"

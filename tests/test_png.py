@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastai_remote.codec import png
-from fastai_remote.codec.png import png_pixels
+from fastai_remote.codec import pixels
+from fastai_remote.codec.pixels import png_pixels
 from inputs import png_chunk, png_of
 
-if png._pixels is None: pytest.skip('the C module is not built: no compiler', allow_module_level=True)
+if pixels._pixels is None: pytest.skip('the C module is not built: no compiler', allow_module_level=True)
 
 def rows_of(rng, width, height, channels, filters):
     rows = rng.integers(0, 256, (height, 1+width*channels), np.uint8)
@@ -59,6 +59,6 @@ def test_no_more_rows_are_made_than_the_header_says():
 
 def test_the_c_function_refuses_buffers_of_other_sizes():
     out = np.empty(12, np.uint8)
-    png._pixels.unfilter(bytes(15), out, 4, 1)
+    pixels._pixels.unfilter(bytes(15), out, 4, 1)
     for n,width,pixel in (14,4,1),(16,4,1),(15,4,0),(15,4,5),(15,5,1),(15,0,1),(15,-4,1),(15,2**62,1),(15,4,-1),(0,4,1):
-        with pytest.raises(ValueError, match='unfilter'): png._pixels.unfilter(bytes(n), out, width, pixel)
+        with pytest.raises(ValueError, match='unfilter'): pixels._pixels.unfilter(bytes(n), out, width, pixel)

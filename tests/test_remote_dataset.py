@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate, Subset
 from fastai_remote import CorruptSample, index_shards, MemoryStore, MissingSample, RemoteDataset, ShardStore, \
     UnknownField
 from fastai_remote.load.steps import image_specs
-from fastai_remote.store.whole_shards import WholeShards
+from fastai_remote.store.shard_part import WholeShards
 
 N = 60
 def sample(i): return {'txt':f'{i}', 'cls':i%3, 'x.f4':i/8}

@@ -14,13 +14,12 @@ from faultproxy import FaultProxy
 from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull,
                            StoreNotFound, StoreUnavailable, to_redis)
 from fastai_remote.ingest.run import ingest
-from fastai_remote.store.redis_layout import key_layout
+from fastai_remote.store.redis_parts import key_layout
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import ChunksLost, MemoryWriter
-from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_lost import lost_of_range
-from fastai_remote.write.redis_state import packed_writes
+from fastai_remote.write.redis import lost_of_range, RedisWriter
+from fastai_remote.write.redis_place import packed_writes
 from shard_helpers import interrupted_after, items, ONE
 from snapshots import client, FolderPlace, keys, RedisPlace, whole
 

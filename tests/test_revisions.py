@@ -15,9 +15,9 @@ from crashes import dies_at
 from fastai_remote import (
     CorruptSample, IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
     TieredStore, UnknownField, image_samples, to_redis, to_shards)
-from fastai_remote.runs import GapTable, RunTable, TooManyRuns
-from fastai_remote.write.redis_lock import RedisLock
-from fastai_remote.write.totals import joined_vocab
+from fastai_remote.core import GapTable, RunTable, TooManyRuns
+from fastai_remote.write.redis_place import RedisLock
+from fastai_remote.write.revision import joined_vocab
 from fastai_remote.store.base import image_stats
 from inputs import encoded
 from shard_helpers import ONE, files, index, interrupted_after, names
@@ -75,7 +75,7 @@ def test_changes_of_fifty_million_samples_take_little_memory(monkeypatch):
     assert table.n==51_000_000-1000 and len(table)<4100 and tracemalloc.get_traced_memory()[1]<2_000_000
     tracemalloc.stop()
     assert len(RunTable.whole(9000).replace(np.arange(1000, 2000), 1))==3   # those that continue each other are one
-    monkeypatch.setattr('fastai_remote.runs.MAX_RUNS', 1000)
+    monkeypatch.setattr('fastai_remote.core.MAX_RUNS', 1000)
     with pytest.raises(TooManyRuns, match=r'1,001 runs.*where 1,000.*store\.map'):
         RunTable.whole(50_000_000).drop(np.arange(1, 2001, 2))
 

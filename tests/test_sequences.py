@@ -7,7 +7,7 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 from fastai_remote.codec.strokes import pack_strokes, simplify
-from fastai_remote.load.sequences import packed_strokes, stroke_lengths, TensorStrokes
+from fastai_remote.load.targets import packed_strokes, stroke_lengths, TensorStrokes
 from in_memory import written
 
 def doodle(seed):

@@ -17,7 +17,7 @@ from fastai_remote.store.cache import FileCache
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import process_state
-from fastai_remote.write.folder_lock import FolderLock
+from fastai_remote.write.folder_place import FolderLock
 from pets import ids, loaders
 from shard_helpers import (
     change_manifest, files, index, interrupted_after, items, lock, names, put, seen, sound, tar, values)

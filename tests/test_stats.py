@@ -9,7 +9,7 @@ from in_memory import in_memory, Lossy
 
 from fastai_remote import *
 from fastai_remote.clock import sleep
-from fastai_remote.load import stages, stats, timed
+from fastai_remote.load import stats, timed
 from fastai_remote.load.batch import StoreInputs
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.timed import BatchTimes, TimedBatch
@@ -131,16 +131,16 @@ def test_two_loaders_that_take_turns_have_their_own_times(slow_store):
     assert second.after_batch.times is None
 
 def test_stages_within_a_stage_are_not_counted_twice():
-    @stages.stage('decode')
+    @timed.stage('decode')
     def inner(): sleep(2)
-    @stages.stage('transform')
+    @timed.stage('transform')
     def outer():
         sleep(1)
         inner()
         inner()
     def batches():
         outer()
-        with pytest.raises(ZeroDivisionError): stages.stage('fetch')(lambda: sleep(3) or 1/0)()
+        with pytest.raises(ZeroDivisionError): timed.stage('fetch')(lambda: sleep(3) or 1/0)()
         yield (torch.zeros(3),)
     batch, = timed.timed(batches())
     assert batch.seconds=={'decode':4, 'transform':1, 'fetch':3} and len(batch)==3
@@ -186,7 +186,7 @@ def test_batches_without_samples_are_left_out_of_timed_ones_too(workers):
 
 def test_without_the_callback_nothing_is_timed(monkeypatch, tmp_path):
     def fail(*args): raise AssertionError('the clock was read')
-    for module in stages,timed: monkeypatch.setattr(module, 'monotonic', fail)
+    monkeypatch.setattr(timed, 'monotonic', fail)
     for options in {}, dict(num_workers=1), dict(threads=1, prefetch=1):
         dls = loaders(numbered(), **options)
         slow_learner(dls, tmp_path).fit(1)

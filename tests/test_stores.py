@@ -16,7 +16,7 @@ from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.stores import changeable, DatasetOps
 from fastai_remote.store.base import Store
 from fastai_remote.store.redis import read_failures
-from fastai_remote.store.redis_layout import key_layout
+from fastai_remote.store.redis_parts import key_layout
 from fastai_remote.write.base import MemoryWriter
 
 N = 37

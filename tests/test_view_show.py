@@ -9,17 +9,15 @@ from PIL import Image
 
 from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.cli.main import main
-from fastai_remote.cli.terminal import picture_codes
+from fastai_remote.cli.words import picture_codes
 from fastai_remote.codec import pixels
 from fastai_remote.core import Manifest
 from fastai_remote.ingest.stores import changeable
 from fastai_remote.store.base import Store
 from fastai_remote.testing import ManualClock
-from fastai_remote.view.choose import chosen_numbers, items_of, typed_label
+from fastai_remote.view.overview import chosen_numbers, count_in_splits, items_of, overview, some_numbers, typed_label
 from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
-from fastai_remote.view.overview import count_in_splits, overview, some_numbers
-from fastai_remote.view.pictures import as_picture, drawn_text, read_samples, shown_kind, tile_fields
-from fastai_remote.view.sheet import sheet
+from fastai_remote.view.pictures import as_picture, drawn_text, read_samples, sheet, shown_kind, tile_fields
 from in_memory import in_memory
 from inputs import encoded, png_of, wav_file
 

@@ -18,7 +18,7 @@ root = Path(__file__).resolve().parents[1]
 pages_dir,site_dir = root/'_proc',root/'_docs'
 package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
-PACKAGES = 'core clock processes parallel order codec store write source ingest load block view cli'.split()
+PACKAGES = 'core clock parallel order codec store write source ingest load block view cli'.split()
 
 GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'speed', 'resuming', 'kinds', 'looking', 'changing', 'failures',
          'servers', 'sizing', 'credentials', 'command_line', 'coming_from', 'when_not', 'glossary']

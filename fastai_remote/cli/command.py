@@ -17,10 +17,9 @@ from typing import get_args, get_origin, Literal
 import cloudpickle
 from fastcore.docments import docments
 
-from .terminal import flag, UsageError
-from .words import read_places
+from .words import flag, read_places, UsageError
 from ..core import printable
-from ..store.address import hidden_names
+from ..store.connection import hidden_names
 from ..store.shards import ShardReader
 
 # --- Values

@@ -18,10 +18,9 @@ from .words import Place
 from ..clock import monotonic
 from ..codec.pixels import C_MODULES
 from ..core import size_str, StoreError
-from ..store.redis_acl import missing_rights, READ_COMMANDS, WRITE_COMMANDS
+from ..store.redis_servers import missing_rights, READ_COMMANDS, WRITE_COMMANDS
 from ..store.server import find_server
-from ..write.leftovers import leftover_keys
-from ..write.shards_admin import leftover_files
+from ..write.admin import leftover_files, leftover_keys
 
 @dataclass
 class Finding:

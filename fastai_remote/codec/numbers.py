@@ -1,6 +1,7 @@
-"""Numbers of a fixed width
+"""Numbers of a fixed width, sequences of the steps of a pen, points and boxes
 
 Docs: page `codec/numbers`"""
+
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -8,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from .base import Codec, described
+from .strokes import as_strokes, unpack_strokes
 
 # --- Numbers
 
@@ -167,3 +169,144 @@ class LabelCodes:
         if not 0<=code<len(self.labels) or not isinstance(self.labels[code], str):
             raise ValueError(f'label {label!r} is not in the vocab of {self.field!r}, which has {len(self.labels)}')
         return code
+
+# --- StrokeSequence
+
+# A picture loses the order in which a drawing was made. sketch-rnn reads and writes drawings as steps of a pen. The
+# conversion loses nothing: the sums of dx and dy are the points.
+
+class StrokeSequence:
+    """Turns drawings into sequences for recurrent networks, in the formats of sketch-rnn (Ha and Eck, 2017)
+
+    `create` and `batch` take strokes, `of_points` takes points with times. Each row is a step of the pen: dx and dy
+    from the point before, the first one from (0, 0), with `time` the seconds since then, and the state of the pen.
+    `fmt=5` has three states, one of which is 1: the pen draws on, it is lifted after this point, or the drawing has
+    ended. The last row is 0 but for a 1 at its end; padding, which is added when batches are made, is such rows.
+    `fmt=3` has one state, 1 if the pen is lifted after this point, and no row for the end. Points beyond `max_len` are
+    cut off."""
+    def __init__(self,
+        fmt:int=5, # 5 or 3 columns
+        scale:float=1., # What dx and dy are multiplied by
+        max_len:int=None, # Points of a drawing that are used, at most; default: all
+        time:bool=False, # A column after dx and dy for the seconds since the point before? For fields `points.npy`
+    ):
+        if fmt not in (3, 5): raise ValueError(f'fmt must be 3 or 5, not {fmt!r}')
+        if max_len is not None and max_len<1: raise ValueError(f'max_len must be at least 1, not {max_len}')
+        self.fmt,self.scale,self.max_len,self.time = fmt,scale,max_len,time
+
+    def create(self,
+        b:bytes|list # A drawing: stored bytes, or strokes of shape (2,n)
+    )->np.ndarray: # `float32`, shape (steps, `fmt`)
+        "The sequence of one drawing; raises `ValueError` if `b` is damaged or no drawing, and always if `time` is set"
+        if self.time:
+            raise ValueError('strokes have no times; drawing_samples(…, times=True) keeps them in the field '
+                             "'points.npy'")
+        strokes = unpack_strokes(b) if isinstance(b, bytes) else as_strokes(b)
+        lifted = np.zeros(sum(s.shape[1] for s in strokes), bool)
+        lifted[np.cumsum([s.shape[1] for s in strokes])-1] = True
+        return self._steps(np.concatenate(strokes, 1).T.astype(np.float64), lifted)
+
+    def batch(self, drawings:list)->list:
+        "The sequences of `drawings`, bytes or strokes, as `create` makes them"
+        return [self.create(o) for o in drawings]
+
+    def of_points(self,
+        points:np.ndarray # Shape (n,4): x, y, milliseconds, 1 for the last point of a stroke
+    )->np.ndarray: # `float32`, shape (steps, `fmt`), with `time` one column more
+        "The sequence of a drawing that is stored as points with times; raises `ValueError` for another shape"
+        points = np.asarray(points, np.float64)
+        if points.ndim!=2 or points.shape[1]!=4: raise ValueError(f'want points of shape (n,4), got {points.shape}')
+        return self._steps(points[:,:3] if self.time else points[:,:2], points[:,3]>0)
+
+    def _steps(self, points, lifted):
+        "The sequence of `points`, (n,2), or (n,3) with times; `lifted`, bool, marks the last point of each stroke"
+        points,lifted = points[:self.max_len],lifted[:self.max_len]
+        n,dims = points.shape
+        steps = np.zeros((n+(self.fmt==5), dims+self.fmt-2), np.float32)
+        steps[:n,:dims] = np.diff(points, axis=0, prepend=0)
+        steps[:n,:2] *= self.scale
+        steps[:n,2:dims] /= 1000
+        steps[:n,dims+(self.fmt==5)] = lifted
+        if self.fmt==5:
+            steps[:n,dims] = ~lifted
+            steps[n,-1] = 1
+        return steps
+
+    def __repr__(self):
+        return f'StrokeSequence(fmt={self.fmt}, scale={self.scale:g}, max_len={self.max_len}, time={self.time})'
+
+# --- Points and boxes
+#
+# Points and boxes are arrays or lists, so the name of a field says that it holds them. fastai makes points of any array
+# with an even number of elements, and so would take other arrays for points without a word. These functions check the
+# shape first.
+
+def holds_boxes(
+    field:str, # Name of a field
+    codec:str # Name of its codec
+)->bool:
+    "Does a field of arrays or JSON hold boxes, by a part of its name?"
+    return _holds(field, codec, {'boxes','bboxes','bbox'})
+
+def holds_points(
+    field:str, # Name of a field
+    codec:str # Name of its codec
+)->bool:
+    "Does a field of arrays or JSON hold points, by a part of its name?"
+    return _holds(field, codec, {'points','keypoints','landmarks'})
+
+def _holds(field, codec, parts):
+    return codec in ('npy','npz','json') and not parts.isdisjoint(field.split('.'))
+
+# --- Values
+
+def as_points(
+    value # Array or list of points (x, y) in pixels, shape (n,2), or their numbers in a row, shape (2n,)
+)->np.ndarray: # Shape (n,2)
+    "Points in an image; raises `ValueError` for another shape"
+    return _rows(value, 2, 'points', 'points with times take draw=StrokeSequence(…)')
+
+def as_boxes(
+    value # Array or list of corners (x1, y1, x2, y2) in pixels, shape (n,4), or their numbers in a row, shape (4n,)
+)->np.ndarray: # Shape (n,4)
+    "Boxes in an image; raises `ValueError` for another shape, if one is not finite, or if it ends before it begins"
+    boxes = _boxes(value, 'a box is (x1, y1, x2, y2)')
+    bad = np.flatnonzero((boxes[:,2:]<boxes[:,:2]).any(1))
+    if not len(bad): return boxes
+    raise ValueError(f'box {bad[0]} is {boxes[bad[0]].tolist()}, which ends before it begins: a box is '
+                     '(x1, y1, x2, y2); for boxes (x, y, width, height), the name of the field needs a part xywh')
+
+def as_sized_boxes(
+    value # Array or list of (x, y, width, height) in pixels, shape (n,4), or their numbers in a row, shape (4n,)
+)->np.ndarray: # Corners (x1, y1, x2, y2), float64, shape (n,4)
+    "Boxes in an image; raises `ValueError` for another shape, if one is not finite, or for a negative size"
+    boxes = _boxes(value, 'a box is (x, y, width, height)')
+    if (boxes[:,2:]<0).any(): raise ValueError(f'a box with a negative width or height: {boxes.tolist()}')
+    boxes = boxes.astype(np.float64)   # a sum may not fit into the stored type
+    return np.concatenate([boxes[:,:2], boxes[:,:2]+boxes[:,2:]], 1)
+
+def _boxes(value, advice):
+    "As `_rows` for boxes; also raises `ValueError` if a number is infinite or NaN, which no comparison finds"
+    boxes = _rows(value, 4, 'boxes', advice)
+    bad = np.flatnonzero(~np.isfinite(boxes).all(1))
+    if not len(bad): return boxes
+    raise ValueError(f'box {bad[0]} is {boxes[bad[0]].tolist()}, but numbers of a box are finite')
+
+def _rows(value, columns, what, advice):
+    """`value`, an array or list, as an array of numbers of shape (n, `columns`); one of one dimension is reshaped
+
+    Raises `ValueError` if that is not possible. Its message contains `what`, such as `boxes`, and `advice`."""
+    try: array = np.asarray(value)
+    except ValueError: array = np.zeros(0, object)   # lists of different lengths
+    if array.dtype.kind not in 'biuf': raise ValueError(f'{what} are numbers, not {value!r:.100}')
+    if array.ndim==1 and len(array)%columns==0: return array.reshape(-1, columns)
+    if array.ndim==2 and array.shape[1]==columns: return array
+    raise ValueError(f'an array of shape {array.shape}, while {what} have the shape (n, {columns}): {advice}, and '
+                     f'arrays that are no {what} take the type Tensor')
+
+def boxes_of(
+    field:str, # Name of a field of boxes
+    value # Its value
+)->np.ndarray: # Corners (x1, y1, x2, y2), shape (n,4)
+    "Boxes, which are (x, y, width, height) if the field has a part `xywh` of its name; raises `ValueError`"
+    return (as_sized_boxes if 'xywh' in field.split('.') else as_boxes)(value)

@@ -15,12 +15,11 @@ from fastcore.basics import store_attr
 
 from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
-from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
+from ..codec.fields import check_key, get_codec, infer_codec, is_image, is_mask, mask_image, utf8_key, writable_key
 from ..codec.images import ImageCodec
 from ..codec.numbers import code_dtype, label_list, LabelCodes
 from ..codec.text import whole_label
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
 from ..source.base import (
     as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)

@@ -16,7 +16,7 @@ from ..core import unknown_arguments
 from .report import IngestReport
 from .run import ingest, IngestOptions
 from ..source.shrink import shrink
-from ..store.address import concealed
+from ..store.connection import concealed
 from ..store.base import Store
 from ..store.redis import RedisReader
 from ..store.redis_link import as_link, check_link_arguments, REDIS_SCHEMES, RedisLink

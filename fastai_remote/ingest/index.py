@@ -21,21 +21,20 @@ from fastcore.basics import patch, store_attr
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.base import utf8
-from ..codec.fields import get_codec
+from ..codec.fields import get_codec, is_exact_label, parse_number
 from ..codec.numbers import LabelCodes
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
 from .chunk import as_vocab, can_name_field, check_codes, check_vocab, failure_reason, has_codes
 from .chunk import plan_fields, stats_field
-from .driver import IngestJob, run_ingest
+from .run import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from .stores import ShardStore
 from ..parallel import effective_workers
 from ..source.base import split_names, storable
 from ..source.tars import DamagedTar, expand_braces, group_members, TAR_EXTENSIONS, tar_members
 from ..source.tars import Uncompressed
-from ..store.address import concealed
+from ..store.connection import concealed
 from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable

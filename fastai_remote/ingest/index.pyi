@@ -1,7 +1,7 @@
 """Indexes tars that others wrote, so that any sample can be read by number"""
 from typing import Any
 __all__: Any
-from .driver import IngestJob
+from .run import IngestJob
 from .report import IngestReport
 from ..store.storage import Storage
 from ..write.shards import ShardWriter

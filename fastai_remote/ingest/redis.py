@@ -13,7 +13,7 @@ from functools import partial
 from .report import IngestReport
 from .run import ingest
 from .stores import RedisStore
-from ..store.address import concealed
+from ..store.connection import concealed
 from ..store.redis_link import as_link, check_link_arguments
 from ..write.redis import RedisWriter
 

@@ -22,8 +22,7 @@ from ..source.base import fn_fingerprint, IndexedSource, stable_repr, unchanged
 from ..source.datasets import as_source, stored_samples
 from ..store.base import field_codec
 from ..write.base import drop_before, revise
-from ..write.revision import AddFields, Append, Change, check_fields, Edit, NewValues
-from ..write.totals import joined_vocab, sorted_labels
+from ..write.revision import AddFields, Append, Change, check_fields, Edit, joined_vocab, NewValues, sorted_labels
 
 class _NamedLabels:
     """Applies `fn` to a sample, and replaces codes in the result by their labels; returns a dict

@@ -2,32 +2,231 @@
 
 Docs: page `ingest/run`"""
 
+import hashlib, operator, sys, uuid
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+
+import numpy as np
+from fastcore.basics import chunked
+from fastcore.imports import IN_NOTEBOOK
+
+from ..clock import monotonic
+from ..core import size_str, StoreError, StoreExists, StoreFull
+from ..order.permutation import BlockPermutation, Permutation
+from ..parallel import effective_workers, parallel_map, remove_leftovers
+from ..source.base import fn_fingerprint, mean_bytes, split_names, SplitChunk, storable, StreamedSource, unchanged
+from ..source.datasets import as_source
+from ..store.connection import concealed
+from ..store.redis import RedisReader
+from ..store.redis_link import as_link, RedisLink
+from ..write.base import chunk_count, ChunksLost, ServerRestarted, Writer
+from ..write.redis import RedisWriter
+from .chunk import (
+    as_vocab, check_vocab, Columns, convert, failure_reason, part_fingerprint, plan_fields, stats_field, stored_fields,
+    write_chunk)
+from .report import FailureLimit, IngestError, IngestReport, SamplesMissing, SHOWN_FAILURES
+
+# --- Running a job
+#
+# Several things end in a dataset: a source is written to Redis or to shards, existing tar shards are indexed, the
+# partitions of a Spark DataFrame are written. All of them are an `IngestJob` of numbered chunks, and `run_ingest` does
+# the rest: it skips the chunks that an earlier run has written, writes the others in parallel, counts, stops when too
+# many samples fail or the dataset will not fit, and commits.
+
+# --- A job
+
+class IngestJob:
+    """What an ingest writes: a number of chunks, and the function that writes one of them
+
+    `run_ingest` runs any job with any writer. `marks`, in the methods below, is an array with a number for each chunk:
+    0 if the chunk has no record yet, and otherwise the `mark` of its record, or 1."""
+    n:int = 0 # Samples of the source; 0 if nobody knows
+    verb:str = 'converted' # What could not be done with samples that failed, for a message
+    notes:list = () # What the report says of the dataset as a whole, `str`
+
+    def write(self):
+        "Returns the function `(chunk, part) -> record` that writes a chunk in a worker. It can be pickled."
+        raise NotImplementedError
+
+    def chunks(self, marks:np.ndarray):
+        "Yields `(chunk, part)` for each chunk that has no record yet, the arguments of the function from `write`"
+        raise NotImplementedError
+
+    def n_chunks(self, marks:np.ndarray)->int:
+        "How many chunks `chunks(marks)` yields, for the progress bar; None if nobody knows"
+        return int((marks==0).sum())
+
+    def after_restart(self): "Called when a record shows that the server was restarted since the one before"
+    def finish(self): "Called when all chunks are written, before the commit"
+
+# --- Space
+
+# After the first chunk it is known how many bytes a sample takes, with its keys. A dataset that cannot fit is refused
+# then, and not hours later.
+
+def check_space(
+    writer:Writer, # Some of its chunks are written
+    n:int, # Samples of the source
+    written:int, # Samples written so far
+    failed:int=0, # Samples that failed so far; the same share of the others is expected to fail
+)->int: # Bytes that the whole dataset will take, estimated
+    "Raise `StoreFull` if the rest of the samples will not fit; not if it is unknown how much space is left"
+    chunk,_ = next(writer.records(), (0,None))
+    size = writer.plan['chunk']
+    each,free,limit = writer.space(range(chunk*size, min(n, chunk*size+64)))
+    expected = n*written//max(1, written+failed)
+    needed = int(each*(expected-written))
+    if free is not None and needed>free:
+        raise StoreFull(f'{expected:,} samples take about {size_str(each*expected)} ({each:,.0f} bytes each), '
+                        f'{size_str(needed)} of it still to be written; '
+                        f'{writer.url} has {size_str(max(free, 0))} left of {size_str(limit)}')
+    return int(each*expected)
+
+# --- Run a job
+
+# A server that crashes may come back without the last chunks. So the records are counted again at the end, and what is
+# missing is written again.
+#
+# `progress=` may be a function in place of `show_progress`: it gets the records, their number and the report, and
+# passes the records on. The command line shows a line with the rate and the remaining time in this way.
+
+def run_ingest(
+    job:IngestJob, # What to write
+    writer:Writer, # Where to; `begin` was called
+    num_workers:int, # Processes
+    limit:FailureLimit, # How many samples may fail
+    progress:bool=None, # As in `IngestOptions`
+    tries:int=3, # Rounds, if a server that crashed comes back without the last chunks
+)->IngestReport:
+    """Write the chunks of `job` that are not written yet, in parallel, and commit
+
+    Raises `IngestError`, `StoreFull`, and `ServerRestarted` if the server loses chunks `tries` times. What is written
+    is kept, unless the same call would fail in the same way."""
+    try: return _run(job, writer, num_workers, limit, progress, tries)
+    except (NothingWritten,SamplesMissing):   # the same call would fail in the same way
+        writer.abandon()
+        raise
+    except StoreFull as e:
+        raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, '
+                        f'or {writer.place.how_to_abandon}') from e
+    except (KeyboardInterrupt,BrokenProcessPool) as e:   # or a worker was killed, for example for want of memory
+        e.add_note(f'{writer.name}: what is written is kept{writer.place.progress()}: repeat the same call to go on, '
+                   f'or {writer.place.how_to_abandon}')
+        raise
+
+def _run(job, writer, num_workers, limit, progress, tries):
+    "Do what `run_ingest` does, without what it does about errors; returns the report"
+    started = monotonic()
+    remove_leftovers()
+    report,marks = _counted(writer)
+    limit.check(writer, report, job.n)
+    for _ in range(tries):
+        _write_chunks(job, writer, marks, num_workers, limit, progress, report)
+        job.finish()
+        report,marks = _counted(writer, report)
+        if (marks==0).any(): continue
+        try: commit_ingest(writer, report, limit, job.verb)
+        except ChunksLost:
+            report,marks = _counted(writer, report)
+            continue
+        report.notes |= dict.fromkeys(job.notes, 0)
+        report.seconds = monotonic()-started
+        return report
+    raise ServerRestarted(f'{writer.name}: the server lost {(marks==0).sum():,} chunks again and again '
+                          '(does it crash?); repeat the same call to go on')
+
+def commit_ingest(
+    writer:Writer, # All of its chunks are written
+    report:IngestReport, # Counts all of its records
+    limit:FailureLimit, # How many samples may fail
+    verb:str='converted', # What could not be done with samples that failed
+):
+    """Make the dataset visible, unless nothing was written or too many samples failed: then raise `IngestError`
+
+    Sets `report.failures`."""
+    report.failures = list(islice(writer.failures(), SHOWN_FAILURES))
+    if report.failed and not report.written:
+        sample,reason = report.failures[0]
+        raise NothingWritten(f'{writer.name}: none of the {report.failed:,} samples could be {verb}; '
+                             f'{sample}: {reason}')
+    if not report.written: raise NothingWritten(f'{writer.name}: no samples')
+    limit.check(writer, report, report.written+report.failed)
+    writer.commit()
+
+class NothingWritten(IngestError): "The source has no sample, or none that could be written"
+
+def _counted(writer, before=None):
+    """Returns `(report, marks)`, from the records that are there now: a new report, and an array as in `IngestJob`
+
+    The new report keeps `resumed` and `needs` of the report `before`. Without one, an earlier run has written the
+    records."""
+    report = IngestReport(writer.name, writer.url)
+    if before: report.resumed,report.needs = before.resumed,before.needs
+    marks = np.zeros(chunk_count(writer.plan), np.int64)
+    for chunk,record in writer.records():
+        marks[chunk] = record.get('mark', 1)
+        report.add(record, resumed=before is None)
+    return report,marks
+
+def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
+    """Write, in parallel, the chunks that have no record, and count them in `report`
+
+    `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`, and `progress` as in
+    `_with_progress`. Raises what `_count_results`, `job.chunks` and the workers raise."""
+    n_chunks = job.n_chunks(marks)
+    # closing: when an error is raised, the workers stop at once, and not when the generator is collected
+    with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
+        records = _count_results(results, job, writer, limit, report)
+        for _ in _with_progress(records, progress, n_chunks, report): pass
+
+def _count_results(results, job, writer, limit, report):
+    """Yield the records from the iterator `results` as they come, and count them in `report`
+
+    Calls `job.after_restart` if `run` of a record is not that of the one before. Raises `IngestError` if too many
+    samples failed. After the first record, it sets `report.needs`, and raises `StoreFull` if there will not be enough
+    space, both only if `job.n` is known."""
+    run = None
+    for k,record in enumerate(results):
+        report.add(record)
+        limit.check(writer, report, job.n)
+        if k==0 and job.n: report.needs = check_space(writer, job.n, report.written, report.failed)
+        if run is not None and record.get('run')!=run: job.after_restart()
+        run = record.get('run')
+        yield record
+
+def _with_progress(records, progress, total, report):
+    """Return an iterable of `records` which shows progress if `progress` asks for it
+
+    `progress` is as in `IngestOptions`, or a function with the parameters of `show_progress`, like `total`."""
+    if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
+    if not progress: return records
+    return (progress if callable(progress) else show_progress)(records, total, report)
+
+def show_progress(
+    records, # Iterable of the records of chunks
+    total:int, # How many there are; `None` if nobody knows
+    report:IngestReport # Counts the samples
+):
+    "Yield `records`, with a progress bar that shows what `report` counts"
+    from fastprogress.fastprogress import progress_bar   # takes 0.1 s and imports a web framework: not in every worker
+    bar = progress_bar(records, total='noinfer' if total is None else total)
+    for record in bar:
+        yield record
+        bar.comment = f'{report.written:,} written, {report.failed:,} failed'
+        if report.needs: bar.comment += f', about {size_str(report.needs)} where it is stored'
+    if not IN_NOTEBOOK: print()   # the bar of a terminal does not end its line
+
+# --- The jobs of a source
+#
 # `ingest(source, writer, fn)` writes a source with any writer; `to_redis` and `to_shards` call it. Sample numbers are
 # divided into chunks. A worker takes a chunk, reads its samples, applies `fn`, encodes the fields and writes them
 # itself; the leading process only gets counts.
 #
 # The source is shuffled on the way in, by a permutation that is computed and not stored. So the stored order is random
 # already, and any range of numbers is a fair split.
-
-import hashlib
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
-
-import numpy as np
-
-from ..core import StoreError, StoreExists
-from .chunk import Columns, as_vocab, check_vocab, convert, failure_reason, part_fingerprint
-from .chunk import plan_fields
-from .chunk import stats_field, stored_fields, write_chunk
-from .driver import IngestJob, run_ingest
-from .report import FailureLimit, IngestError, IngestReport
-from ..order.permutation import BlockPermutation, Permutation
-from ..parallel import effective_workers
-from ..source.base import fn_fingerprint, mean_bytes, split_names, SplitChunk, storable, StreamedSource
-from ..source.datasets import as_source
-from ..write.base import ServerRestarted, Writer
 
 # --- Numbers and positions
 
@@ -328,3 +527,110 @@ def _first_samples(job, vocab, tries=100):
     name,e = error
     raise IngestError(f'none of the first {seen} samples could be converted; {storable(str(name))}: '
                       f'{failure_reason(e)}') from e
+
+# --- Partitions of an engine
+#
+# `to_redis` deals out chunks itself, on whatever joblib runs on. Where the data is in Spark already, as a DataFrame of
+# paths or bytes, it is the other way round: Spark hands partitions to its workers, as often as it likes, and runs a
+# task again if it fails. So the rows of all partitions are counted first, as Spark's `zipWithIndex` does. Then each row
+# has a number, whoever writes it and however often, and of each chunk the first record counts.
+#
+# ```python
+# rows = df.rdd.map(lambda row: row.asDict())
+# counts = rows.mapPartitions(lambda part: [sum(1 for _ in part)]).collect()
+# with RedisStore.writer(url, 'pets', df.first().asDict(), counts) as w:
+# rows.mapPartitionsWithIndex(w).count()
+# w.commit()
+# ```
+
+class PartitionWriter:
+    """Writes rows, one partition at a time, from any process
+
+    Use it in `with`: that takes the lock and begins the ingest. There, call it with the number of a partition and its
+    rows, as Spark's `mapPartitionsWithIndex` does, then call `commit`. A partition may be written several times, also
+    at the same time: the first attempt that writes a chunk counts."""
+    def __init__(self,
+        url:str|RedisLink, # `redis://`, `rediss://` or `unix://`; the workers must reach it
+        name:str, # Name of the dataset
+        sample, # A row, which shows the fields
+        counts:list, # The number of rows of each partition
+        fn=None, # `fn(row)` -> sample, run in the workers; default: rows are samples
+        # Labels in the order of their codes (of `cls`; else `{field: labels}`); default: all there are, sorted
+        vocab:list|dict=None,
+        overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, of this name?
+        chunk:int=256, # Rows per chunk
+        # Rows that may fail: a number, or a fraction (float) of all; default: 1%, or 10 if more, at most a tenth
+        max_failed:int|float=None,
+        store_class:type=RedisReader, # The class of the dataset that the report of `commit` opens
+    ):
+        url = concealed(url)
+        self.store_class = store_class
+        self.writer,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
+        self.open_writer = None # Set while the ingest runs
+        options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
+        self.limit,vocab = options.limit,as_vocab(vocab)
+        self.counts = [operator.index(count) for count in counts]
+        if min(self.counts, default=0)<0: raise ValueError(f'{name}: numbers of rows of partitions, not {counts}')
+        fields = plan_fields(convert(unchanged, fn, sample), vocab)
+        check_vocab(vocab, fields)
+        # each partition begins with a chunk
+        self.first_chunks = np.cumsum([0, *(-(-count//options.chunk) for count in self.counts)]).tolist()
+        self.plan = dict(n=self.first_chunks[-1]*options.chunk, chunk=options.chunk, fields=fields, splits=None,
+                         vocab=vocab, signature=uuid.uuid4().hex, stats=stats_field(fields, vocab))
+
+    def __enter__(self):
+        self.writer.begin(self.plan, self.overwrite)
+        self.open_writer,self.started = self.writer.opener(),monotonic()
+        return self
+
+    def __exit__(self, *args):
+        self.open_writer = None
+        with suppress(StoreError): self.writer.close()   # as in `ingest`
+    def __getstate__(self):   # no connection, no lock
+        self._check_begun()
+        return dict(open_writer=self.open_writer, fn=self.fn, counts=self.counts, first_chunks=self.first_chunks)
+
+    def _check_begun(self):
+        "Raises `RuntimeError` before the block of `with` and after it, and when `commit` has returned"
+        if self.open_writer is None:
+            raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:, until commit has returned')
+
+    def __call__(self,
+        partition:int, # Number of the partition
+        rows # Its rows, an iterable
+    ):
+        """Write a partition; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows
+
+        Raises `ValueError` if it has another number of rows than were counted, and `StoreBusy` after the end of the
+        ingest."""
+        self._check_begun()
+        writer,n = self.open_writer(),0
+        first,end = self.first_chunks[partition:partition+2]
+        for chunk,part in enumerate(chunked(rows, writer.plan['chunk']), first):
+            n += len(part)
+            if chunk<end and n<=self.counts[partition]:
+                named = [(f'row {i} of partition {partition}', row) for i,row in enumerate(part, n-len(part))]
+                record = write_chunk(self.open_writer, chunk, named, unchanged, self.fn, stream=True)
+                yield chunk,record['ok'],record['failed']
+        if n!=self.counts[partition]:
+            counted = f'{self.counts[partition]:,} were counted'
+            raise ValueError(f'{writer.name}: partition {partition} has {n:,} rows, of which {counted}: is it computed '
+                             'anew each time, with other results? Save it first')
+
+    def commit(self,
+        max_failed:int|float=None, # Default: as the writer was made with
+    )->IngestReport:
+        """Make a dataset of all partitions
+
+        Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
+        `ServerRestarted` means that chunks are not written, or lost: write all partitions again. After an
+        `IngestError` it may be called again, with a higher `max_failed`."""
+        self._check_begun()
+        limit,writer = self.limit if max_failed is None else FailureLimit(max_failed),self.writer
+        report = IngestReport(writer.name, writer.url)
+        for _,record in writer.records(): report.add(record)
+        commit_ingest(writer, report, limit)
+        self.open_writer = None
+        open_store = partial(self.store_class, writer.link, writer.name)
+        report.seconds,report.open_store = monotonic()-self.started,open_store
+        return report

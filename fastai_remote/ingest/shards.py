@@ -13,7 +13,7 @@ from functools import partial
 from .report import IngestReport
 from .run import ingest
 from .stores import ShardStore
-from ..store.address import concealed
+from ..store.connection import concealed
 from ..store.storage import as_storage, Storage
 from ..write.shards import ShardWriter
 

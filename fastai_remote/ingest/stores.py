@@ -22,10 +22,10 @@ from importlib import import_module
 from typing import Self
 
 from .copy import copy_store, map_store, resize_store
-from .partitions import PartitionWriter
+from .run import PartitionWriter
 from .revise import RevisionOps
 from .verify import verify_store
-from ..store.address import concealed
+from ..store.connection import concealed
 from ..store.base import MemoryReader, new_store, Store
 from ..store.redis import RedisReader
 from ..store.redis_keys import RedisKeysReader
@@ -34,11 +34,10 @@ from ..store.shard_index import INDEX_FOLDER
 from ..store.shards import ShardReader
 from ..store.storage import as_storage, Storage
 from ..store.tiered import TieredReader
-from ..write.redis_admin import rename_dataset, unfinished_ingests
+from ..write.admin import abandon_shards, delete_shards, rename_dataset, unfinished_ingests, unfinished_shards
 from ..write.redis import RedisWriter
 from ..write.redis_place import RedisPlace
 from ..write.shards import ShardWriter
-from ..write.shards_admin import abandon_shards, delete_shards, unfinished_shards
 
 # --- DatasetOps
 
@@ -167,7 +166,7 @@ class DatasetOps(RevisionOps):
         samples have `nan`, and the label '' (of numbers: -1). If the target is no single label, there is only
         `loss.f4`. A second call replaces all of these fields. Raises `ValueError` for an unknown split, and what
         `add_fields` raises."""
-        return _view('losses').add_losses(self, learn, split, bs)
+        return _view('show').add_losses(self, learn, split, bs)
 
     def _repr_html_(self):
         "What Jupyter shows: a table, and samples if they are read in a second; without a manifest `None`, so `repr`"

@@ -23,7 +23,7 @@ from fastai.vision.data import get_grid, get_show_batch_func, show_batch
 from ..codec.audio import recording_of
 from ..core import StoreError
 from .fetch_transform import Fetch
-from .sequences import padded_items
+from .targets import padded_items
 from ..store.base import corrupt_value
 
 # %% ../../nbs/load/22_audio.ipynb #d64fb93f

@@ -30,7 +30,7 @@ from ..order.base import Order
 from ..order.permutation import MIX_A, MIX_B, mix64, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
-from ..processes import end_with_parent
+from ..parallel import end_with_parent
 from ..store.base import has_keys, Store
 
 # %% ../../nbs/load/15_dataset.ipynb #fa909f67

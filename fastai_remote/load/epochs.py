@@ -1,14 +1,21 @@
-"""Epochs of datasets that are not fastai's: their numbers, and the processes that share them
+"""Epochs: their numbers, the processes that share them, and their order
 
 Docs: page `load/epochs`"""
+
 import multiprocessing, os, sys
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ..order.permutation import checked_seed
+from ..order.base import Order, WeightedOrder
+from ..order.lengths import longest_of, LongestFirst, SortedWindows
+from ..order.permutation import checked_seed, Permutation
+from ..order.shards import ShardPermutation
+from .items import RemoteItems
 
 # --- Who reads what
 
@@ -163,7 +170,7 @@ class Epochs:
         if state is None or not state.is_initialized(): return self.found_refusal
         if state.PartialState().num_processes==1 or self.world_size==1: return ''
         return (f'{self!r}: these samples are divided among the {self.world_size} ranks, and accelerate would divide '
-                'them again. Call prepare_loader(accelerator, loader) of fastai_remote.load.frameworks in place of '
+                'them again. Call prepare_loader(accelerator, loader) of fastai_remote.load.distributed in place of '
                 'accelerator.prepare(loader); a loader of ds.batched(…) needs batch_size=None')
 
     @property
@@ -278,3 +285,137 @@ class EpochIterator:
         check_options(repr(self.source), state, self._options())
         self.consumer = replace(self.consumer, lanes=state['lanes'])
         self.key,self.count,self.iterator = tuple(state['key']),state['count'],None
+
+# --- The order of an epoch
+#
+# Stock fastai makes a list of all indices and shuffles it. Here, an `Order` computes the positions. There are few kinds
+# of orders: as stored; shuffled; shuffled shard by shard; by length, as in fastai's `SortedDL`; or drawn with
+# replacement, so that rare labels come as often as others. `epoch_order` chooses, and nothing else makes an order.
+# `shuffle_fn` is fastai's hook for another random order.
+
+def epoch_order(
+    dl # A `RemoteDL`
+)->Order: # Positions in its dataset
+    """The order of the epoch that begins, for all workers and ranks together
+
+    Its random numbers are drawn from `dl.rng`. Raises what `check_balance` raises, and `ValueError` if `shuffle_fn` was
+    replaced where labels are balanced."""
+    if dl.shuffle and dl.balance is not None: return _balanced(dl)
+    if dl.shuffle and dl.shuffles_otherwise: return dl.shuffle_fn(Order(dl.n))
+    if dl.lengths is not None and dl.known_lengths is None: dl.known_lengths = dl.lengths(dl.dataset)
+    if dl.known_lengths is not None: return _by_length(dl)
+    if not dl.shuffle: return Order(dl.n)
+    sizes = shard_sizes(dl)
+    return dl.shuffle_fn(Order(dl.n)) if sizes is None else Order(dl.n, _shuffled_shards(dl, sizes))
+
+def shard_sizes(
+    dl # A `RemoteDL`
+)->np.ndarray: # int64
+    "Number of samples in each shard, if an epoch reads whole shards; else `None`"
+    if dl.interleave is None or dl.balance is not None or not dl.indexed: return None
+    if dl.shuffle and dl.shuffles_otherwise: return None
+    items = getattr(dl.dataset, 'items', None)
+    sizes = items.shard_sizes if isinstance(items, RemoteItems) else None
+    return sizes if sizes is not None and sizes.sum()==dl.n else None
+
+def _shuffled_shards(dl, sizes):
+    """A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards
+
+    With a `seed` it depends neither on the number of workers nor on that of the ranks: each batch of all ranks together
+    has as many samples of each lane, so that each rank reads lanes of its own."""
+    lanes,bs = dl.fake_l.num_workers,dl.bs or 1
+    if dl.is_seeded: lanes,bs = dl.lanes,max(1, dl.global_bs//dl.lanes)
+    return ShardPermutation(sizes, dl.rng.getrandbits(63), dl.interleave, bs, lanes)
+
+def _by_length(dl):
+    "The `Order` of fastai's `SortedDL`: if shuffled, similar lengths share a batch; else the longest come first"
+    if not dl.shuffle: return Order(dl.n, LongestFirst(dl.known_lengths, dl.n))
+    sizes,lanes,longest = shard_sizes(dl),None,None
+    if sizes is not None:
+        # with a `seed`, each batch has samples of all lanes
+        base,lanes = _shuffled_shards(dl, sizes),1 if dl.is_seeded else max(1, dl.fake_l.num_workers)
+    else:
+        base = Permutation(dl.n, dl.rng.getrandbits(63))
+        if dl.longest is None: dl.longest = longest_of(dl.known_lengths, dl.n)
+        longest = dl.longest
+    seed = dl.rng.getrandbits(63)
+    return Order(dl.n, SortedWindows(base, dl.n, dl.known_lengths, dl.global_bs, seed, lanes, longest))
+
+def _balanced(dl):
+    "A `WeightedOrder` that draws labels according to `balance`"
+    items = getattr(dl.dataset, 'items', dl.dataset)
+    check_balance(items, dl.balance)
+    if dl.shuffles_otherwise:
+        raise ValueError(f'{items.store.name}: balance= draws the samples, and shuffle_fn was replaced, which '
+                         'would put them in an order of its own: leave out one of them')
+    field,weights = dl.balance if isinstance(dl.balance, tuple) else (dl.balance,None)
+    if weights is None: weights = items.class_weights(field)
+    return WeightedOrder(dl.n, partial(_codes_at, items, field), weights, dl.rng.getrandbits(63))
+
+def _codes_at(items, field, positions):
+    "The codes of the labels at `positions` of `items`, an array; a function that can be pickled, for spawned workers"
+    return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
+
+def check_balance(
+    items:RemoteItems, # What is drawn from
+    balance # As in `RemoteDL`
+):
+    """Raise an error unless labels of `items` can be drawn by `balance`, which is not `None`
+
+    `TypeError` if it is no field or pair, its field has no codes of labels, or the items are of no store; `ValueError`
+    if labels are not counted, or there is not one weight for each; `UnknownField`."""
+    if not isinstance(balance, str) and not (isinstance(balance, tuple) and len(balance)==2):
+        raise TypeError('balance= takes a field, or a field and the weight of each of its labels, not '
+                        f'{balance!r:.100}')
+    if not isinstance(items, RemoteItems):
+        raise TypeError(f'balance= needs the items of a store, not a {type(items).__name__}')
+    store = items.store
+    field,weights = (balance,None) if isinstance(balance, str) else balance
+    if weights is None: store.class_weights(field)
+    entry,labels = store.field_table.entry(field),store.manifest.vocab.get(field)
+    if entry['dtype'] is None or np.dtype(entry['dtype']).kind not in 'iu':
+        raise TypeError(f"{store.name}: balance= takes a field with one label for each sample, and {field!r} holds "
+                        f"{entry['codec']}")
+    if labels is None or weights is None or len(weights)==len(labels): return
+    raise ValueError(f'{store.name}: balance= has {len(weights)} weights, but field {field!r} has '
+                     f'{len(labels)} labels: one weight for each label, in the order of the vocabulary')
+
+# --- torchdata's state
+#
+# torchdata loads a state only into a loader with the number of workers that saved it, because the state has an entry
+# for each worker. Batches of a `RemoteDataset` need one place: their order, which the first process of the epoch made,
+# and how many of them the loader has given. `for_workers` writes that place into a state for other workers.
+
+def for_workers(
+    state:dict, # What `StatefulDataLoader.state_dict` returned, of a loader of `ds.batches(…)` or `ds.batched(…)`
+    num_workers:int # Workers of the loader that is to go on; 0: none
+)->dict: # What `load_state_dict` of that loader takes
+    """The same place in the same order, for another number of workers: `loader.load_state_dict(for_workers(state, 3))`
+
+    Raises `ValueError` for a state of anything else: what a worker makes of a stream, or of samples that may be left
+    out, depends on the number of workers."""
+    snapshot = state.get('_snapshot')   # only with workers
+    main = state if snapshot is None else snapshot['_main_snapshot']
+    given = state['_num_yielded'] if snapshot is None else snapshot['_snapshot_step']+state['_steps_since_snapshot']
+    sampler = main['_sampler_iter_state']   # of `ds.batches`; a worker of `ds.batched` has a state of its own
+    workers = [state] if snapshot is None else list(snapshot['_worker_snapshots'].values())
+    place = sampler or ((workers[0] or {}).get('fetcher_state') or {}).get('dataset_iter_state')
+    if not isinstance(place, dict) or place.get('lanes') is None:
+        raise ValueError('this state is not of batches that are all known in advance: it can only be continued with '
+                         'the number of workers that it was saved with')
+    count = max(num_workers, 1)
+    def at(worker, n): return dict(place, worker=worker, num_workers=count, count=n)
+    def fetcher(worker):
+        if sampler: return None
+        return {'dataset_iter_state':at(worker, share_of(given, worker, count)), 'fetcher_ended':False}
+    result = {name:main[name] for name in ('_index_sampler_state','_IterableDataset_len_called','_shared_seed')}
+    result |= {'_sampler_iter_state':at(0, given) if sampler else None, '_sampler_iter_yielded':given}
+    finished = {'_iterator_finished':state['_iterator_finished']}
+    if not num_workers:
+        return {**result, '_num_yielded':given, 'dataset_state':None, 'fetcher_state':fetcher(0), **finished}
+    base_seed = main.get('_base_seed', torch.initial_seed())   # of the random numbers of workers
+    return {'_snapshot':{'_snapshot_step':given, '_last_yielded_worker_id':(given-1)%count,
+                         '_main_snapshot':{**result, '_num_workers':num_workers, '_base_seed':base_seed},
+                         '_worker_snapshots':{f'worker_{w}':{'worker_id':w, 'dataset_state':None,
+                                                             'fetcher_state':fetcher(w)} for w in range(num_workers)}},
+            '_steps_since_snapshot':0, **finished}

@@ -19,10 +19,10 @@ from ..codec.arrays import from_pixels, NpyCodec, NpzCodec
 from ..codec.fields import is_image, mask_image
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
-from ..codec.sequences import StrokeSequence
+from ..codec.numbers import StrokeSequence
 from ..codec.strokes import simplify
 from .lazy_image import create_image, open_image, picture_of
-from .stages import stage
+from .timed import stage
 from ..store.base import corrupt_value, decode_value, field_codec, Store
 from ..store.fields import parse_field
 

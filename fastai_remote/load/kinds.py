@@ -19,16 +19,14 @@ from fastai.vision.core import (
 from fastcore.foundation import L
 
 from ..codec.audio import is_audio
-from ..codec.boxes import as_points, boxes_of, holds_boxes, holds_points
+from ..codec.numbers import as_points, boxes_of, holds_boxes, holds_points, StrokeSequence
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.raster import Rasterise
-from ..codec.sequences import StrokeSequence
 from .audio import FetchAudio, pad_audio
 from .boxes import pad_boxes, StoreBoxLabels
 from ..core import UnknownField
 from .fetch_transform import Fetch
-from .sequences import is_points, pad_strokes, ToStrokes
-from .targets import ArraySetup, MaskCodes, StoreCategorize, StoreMultiCategorize
+from .targets import ArraySetup, is_points, MaskCodes, pad_strokes, StoreCategorize, StoreMultiCategorize, ToStrokes
 from .texts import is_tokens, length_field, RemoteLMDL, StoredTokens, TextOptions
 from ..store.base import field_codec, Store
 

@@ -20,7 +20,7 @@ from ..codec.arrays import from_pixels
 from ..codec.base import Codec
 from ..codec.images import check_image
 from ..codec.pixels import RESAMPLES, PixelPlan, TURNS, jpeg_header, JpegSource, PixelSource
-from .stages import stage
+from .timed import stage
 
 try: from fastai_remote.codec import _pixels
 except ImportError: _pixels = None   # the C extension was not built: PyTorch divides, and Pillow resizes

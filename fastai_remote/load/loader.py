@@ -34,22 +34,20 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..codec.pixels import warn_without_c_modules
 from ..core import CorruptSample, MissingSample, unknown_arguments
-from .batch import fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
-from .epoch_order import check_balance, epoch_order, shard_sizes
+from .batch import fetch_of, first_or_other, NoSamples, SharedBuffers, StoreInputs, without_empty
+from .epochs import check_balance, epoch_order, shard_sizes
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
 from .prefetch import in_advance, shard_prefetch
-from .shared_buffers import SharedBuffers
 from .seeded import SeededDL
-from .stages import stage
-from .timed import timed
+from .timed import stage, timed
 from .show import ShownDL
 from ..order.base import Order
 from ..order.permutation import checked_seed, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
-from ..processes import Worker
+from ..parallel import Worker
 
 # %% ../../nbs/load/10_loader.ipynb #5c589451
 class WorkerLoader(_FakeLoader):

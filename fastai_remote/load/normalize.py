@@ -16,7 +16,7 @@ from fastai.torch_core import TensorImage
 from fastcore.foundation import L
 from fasttransform import DisplayedTransform
 
-from ..codec.sequences import StrokeSequence
+from ..codec.numbers import StrokeSequence
 from ..codec.stats import ImageStats
 from .items import get_remote_items
 from .kinds import FieldChoice

@@ -12,8 +12,7 @@ from fastai.data.core import TfmdLists
 from fastcore.basics import chunked
 
 from .batch import StoreInputs
-from .epoch_order import shard_sizes
-from .epochs import check_options
+from .epochs import check_options, shard_sizes
 from .fast_path import BatchPipeline
 from .items import RemoteItems
 from .seeds import EpochSeeds, key_of, own_generators

@@ -13,11 +13,10 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ..codec.fields import get_codec, is_image
+from ..codec.fields import get_codec, INTEGER_FIELDS, is_image
 from ..core import limited, MissingSample, pieces_of, StoreError
 from ..store.base import decode_value, field_codec, Store
 from ..store.fields import parse_field
-from ..codec.webdataset import INTEGER_FIELDS
 
 # --- Handlers
 

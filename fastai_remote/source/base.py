@@ -23,8 +23,8 @@ from PIL import Image, ImageFile
 from ..codec.base import utf8
 from ..codec.fields import get_codec, value_kind
 from ..codec.images import ImageCodec
-from ..processes import OwnedFolder
-from ..store.address import public_url
+from ..parallel import OwnedFolder
+from ..store.connection import public_url
 
 # --- Samples
 

@@ -16,7 +16,7 @@ from .base import stable_repr
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, plain_type, Planned, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
-from ..store.address import secret_texts, without_secrets
+from ..store.connection import secret_texts, without_secrets
 
 # --- Tables in memory
 

@@ -17,8 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ..codec.fields import get_codec
-from ..codec.webdataset import field_of, is_exact_label, parse_number, split_name
+from ..codec.fields import field_of, get_codec, is_exact_label, parse_number, split_name
 from ..core import limited, pieces_of, StoreError
 from .base import shown_path, StreamedSource
 from .files import list_files, file_stamps

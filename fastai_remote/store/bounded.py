@@ -23,8 +23,7 @@ import fsspec
 
 from ..clock import monotonic
 from ..core import LimitedBytes, TooLarge
-from .address import public_url, SecretOptions
-from .connection import call_in_thread, DeadlinePassed
+from .connection import call_in_thread, DeadlinePassed, public_url, SecretOptions
 
 # --- Bytes
 

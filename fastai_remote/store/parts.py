@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from ..core import CorruptSample, Manifest, MAX_MANIFEST, StoreError, StoreNotFound
-from ..runs import GapTable, unpack_tables
+from ..core import CorruptSample, GapTable, Manifest, MAX_MANIFEST, StoreError, StoreNotFound, unpack_tables
 from .base import mismatches, raise_missing, Store
 
 # --- What is read of a part

@@ -17,9 +17,8 @@ from fastcore.basics import patch
 
 from ..core import CorruptSample, Manifest, MAX_MANIFEST, StoreError, StoreNotFound
 from ..core import StoreUnavailable, unseal
-from .address import concealed
+from .connection import concealed, Opener
 from .base import new_store, raise_missing
-from .connection import Opener
 from .parts import StoredDataset
 from .redis_link import as_link, check_link_arguments, RedisLink
 from .redis_parts import PartRead, parts_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..codec.numbers import code_dtype
 from ..core import CorruptSample, Manifest
-from .address import concealed
+from .connection import concealed
 from .base import raise_missing
 from .redis import RedisReader
 from .redis_link import as_link

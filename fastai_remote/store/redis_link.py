@@ -12,12 +12,10 @@ import redis
 
 from ..clock import monotonic
 from ..core import StoreError, StoreFull, unknown_arguments
-from .address import (
-    concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
-from .connection import check_seconds, Opener, Retries
-from .redis_acl import explain_missing_right
-from .redis_servers import as_options, nodes_in, open_servers
-from .redis_servers import redirections, refusals, SingleServer, this_call
+from .connection import (
+    check_seconds, concealed, hidden_names, Opener, public_options, public_url, Retries, secret_texts, SecretOptions)
+from .redis_servers import (
+    as_options, explain_missing_right, nodes_in, open_servers, redirections, refusals, SingleServer, this_call)
 
 # --- The URL and its password
 

@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from ..clock import monotonic, sleep
 from ..core import StoreBusy, unknown_arguments
-from .address import public_url
+from .connection import public_url
 
 def find_server()->str:
     """Path of a Redis or Valkey server program; raises `FileNotFoundError` if there is none

@@ -21,14 +21,12 @@ from ..core import (
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
-from .address import concealed
+from .connection import concealed, Opener
 from .cache import FileCache
-from .connection import Opener
 from .parts import StoredDataset
-from .shard_check import check_labels, damaged_parts
+from .shard_part import check_labels, damaged_parts, read_shards, ShardPart
 from .shard_index import has_added_values, INDEX_FOLDER, joined_tables, ordered_shards, ShardManifest
 from .shard_index import ShardTable, TABLE_FILE
-from .shard_part import read_shards, ShardPart
 from .storage import as_storage, Storage
 
 # %% ../../nbs/store/18_shards.ipynb #c2cc0057

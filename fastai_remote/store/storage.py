@@ -10,12 +10,12 @@ import fsspec
 
 from ..clock import monotonic
 from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable
-from ..processes import OwnedFolder
-from .address import (
-    chain_links, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
+from ..parallel import OwnedFolder
+from .connection import (
+    call_in_thread, chain_links, check_seconds, DeadlinePassed, hidden_names, Opener, public_options, public_url,
+    Retries, Secret, secret_texts, SecretOptions)
 from .bounded import (
     Deadline, is_http, is_limited, MAX_FILE, open_folder, opens_at_once, ShortAnswer, UnusableAnswer)
-from .connection import call_in_thread, check_seconds, DeadlinePassed, Opener, Retries
 
 # --- Options and their secrets
 

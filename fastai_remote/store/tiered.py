@@ -20,11 +20,10 @@ from zlib_ng.zlib_ng import crc32
 from ..clock import monotonic
 from ..core import crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
-from .address import concealed
+from .connection import check_seconds, concealed, Opener
 from .base import Store
-from .connection import check_seconds, Opener
 from .redis import RedisReader
-from .redis_layout import key_layout
+from .redis_parts import key_layout
 from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/19_tiered.ipynb #3b6ed0e9

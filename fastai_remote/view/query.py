@@ -2,22 +2,59 @@
 
 Docs: page `view/query`"""
 
-# A filter keeps a bit for each sample, and a sort four bytes. Both read the fields that they need in blocks, and what
-# was found so far can be shown while the rest is read. Searches in texts read the texts themselves, but only those of
-# samples that the other conditions have left.
-
-import hashlib, json, sys
+import hashlib, json, sys, threading
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from threading import Lock
 
 import numpy as np
 
-from .choose import typed_label
-from .job import Job
 from ..core import CorruptSample, size_str
 from ..load.items import read_parts, SampleSelection
 from ..store.base import field_codec, has_keys, Store
+from .overview import typed_label
+
+# --- Long work
+#
+# Filters, sorts, searches and edits run in a thread each. The page asks how far they are, and may cancel them.
+
+class Cancelled(Exception): "The user has cancelled the work"
+
+class Job:
+    "Runs `work(job)` in a thread; the page sees `state`, `done`, `of`, `error` and `note`"
+    def __init__(self,
+        work # A function of this object; what it returns becomes `result`
+    ):
+        self.state,self.done,self.of,self.error,self.note,self.result = 'running',0,0,'','',None
+        self._is_cancelled = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self.thread.start()
+
+    def _run(self, work):
+        try: self.result = work(self)
+        except Cancelled: self.state = 'cancelled'
+        except Exception as e: self.error,self.state = f'{e}' or type(e).__name__,'failed'
+        else: self.state = 'done'
+
+    def step(self,
+        done:int, # What is done
+        of:int # What there is to do, in the same unit
+    ):
+        "Notes how far the work is; raises `Cancelled` if the user has asked for its end"
+        self.done,self.of = done,of
+        if self._is_cancelled.is_set(): raise Cancelled
+
+    def cancel(self): self._is_cancelled.set()
+
+    def progress(self)->dict:
+        "What the page shows of the work"
+        return dict(state=self.state, done=self.done, of=self.of, error=self.error, note=self.note)
+
+# --- Searching
+#
+# A filter keeps a bit for each sample, and a sort four bytes. Both read the fields that they need in blocks, and what
+# was found so far can be shown while the rest is read. Searches in texts read the texts themselves, but only those of
+# samples that the other conditions have left.
 
 BLOCK = 1<<20 # Samples whose numbers or labels are read at once
 MAX_SORT_BYTES = 600_000_000 # Memory that a sort may take

@@ -15,8 +15,7 @@ import numpy as np
 
 from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists, StoreUnavailable
 from ..store.base import MemoryReader, Store
-from .revision import Change, NewPart, NewValues, NewVersion
-from .totals import Totals
+from .revision import Change, NewPart, NewValues, NewVersion, Totals
 
 # --- Names
 

@@ -2,25 +2,379 @@
 
 Docs: page `write/folder_place`"""
 
+import fcntl, os, re, threading, uuid, warnings
+from contextlib import contextmanager, ExitStack, suppress
+from datetime import datetime, timezone
+
+import numpy as np
+
+from ..clock import monotonic, sleep, time, wait
+from ..core import (
+    CorruptSample, MAX_MANIFEST, parse_json, seal, StoreBusy, StoreError, StoreExists, unseal, UnsupportedFormat)
+from ..store.shard_index import (
+    ADDED, FAILURES_FILE, INDEX_FOLDER, index_name, INDEX_SUFFIX, LABELS_KIND, pack_labels, ShardIndex, ShardManifest,
+    ShardTable, TABLE_FILE)
+from ..store.storage import Storage
+from .base import check_name, held_locks, host_id, is_alive, LEASE_SECONDS, Place, process_state
+
+# --- Files of a writer
+#
+# Shards, `labels.json`, `README.md` and `manifest.json` are in the folder of the dataset, and all else is in the folder
+# `.fastai_remote` there, where other tools do not look. The files in its subfolder `.ingest` are JSON with a checksum.
+# Shards are called `shard-train-000012.tar` after their split and their chunk, or `shard-train-000012-1.tar` if a chunk
+# needs several; without a split, `shard-000012.tar`. Those of a dataset that replaces another begin with `shard2`, and
+# so on, so that the two never share a file. Shards with values that were added or changed are in `.fastai_remote`, and
+# are called `.part-3-0123abcd-000012.tar`, with the generation and random digits, so that no two calls write one file.
+# An index is called as its shard, with `.fastai_remote` at the end. `labels.json` has the labels for other tools;
+# without splits, `README.md` tells Hugging Face to read the tars.
+#
+# Other tools may have files of similar names in the folder. So a shard is ours only if it has an index, which is
+# written before it.
+
+PLAN_FILE = '.ingest/plan.json'
+# Names of our shards; group 1 is the generation. Others may have shards of such names: see `own_shards`
+SHARD_FILE = re.compile(r'shard(\d*)-(?:[A-Za-z]\w*-)?\d{6,}(?:-\d+)?\.tar$', re.ASCII)
+# Names of our shards in our own folder, with values that were added or changed; group 1 is the generation
+_ADDED_FILE = re.compile(r'\.part-(\d+)-[0-9a-f]{8}-[\w-]*\.tar$', re.ASCII)
+# Files that a process has not finished, whose names begin like those of our files
+PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.tar|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
+                       r'manifest\.json|labels\.json|\.runs-\d+|\.part-[\w-]*\.tar)\.\d+\.part$', re.ASCII)
+# The files in `.ingest` except the lock, and those of a process that has not finished them
+STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
+# The records of chunks
+RECORD_FILE = re.compile(r'chunk-\d+\.json$')
+MAX_STATE = 1<<33 # Bytes of memory that a plan or a record may take: it may list the labels of millions of samples
+
+def record_number(
+    name:str # Of a file that matches `RECORD_FILE`
+)->int:
+    "Returns the number of the chunk that a record is of"
+    return int(name.removeprefix('chunk-').removesuffix('.json'))
+
+def generation_of(
+    name:str # Of a file
+)->int:
+    "Returns the generation in the name of a shard, its index, or a list of failures; `None` for other names"
+    shard = name.removesuffix(INDEX_SUFFIX)
+    found = SHARD_FILE.match(shard) or _ADDED_FILE.match(shard) or FAILURES_FILE.fullmatch(name)
+    return int(found[1] or 1) if found else None
+
+def added_prefix(
+    generation:int # Of the version that adds or changes values
+)->str:
+    "How the names of shards with these values begin; no other call, or attempt, has the same"
+    return f'{ADDED}{generation}-{uuid.uuid4().hex[:8]}'
+
+def is_added_file(
+    name:str # Of a file in our own folder
+)->bool:
+    "Is it a shard with values that were added or changed, or its index?"
+    return bool(_ADDED_FILE.match(name.removesuffix(INDEX_SUFFIX)))
+
+def own_shards(
+    names:list, # Of the files in a folder
+    hidden:list, # Of the files in our own folder in it
+)->list:
+    "Returns the names of the shards in a folder that we wrote: each has an index, which is written before it"
+    indices = set(hidden)
+    return [name for name in names if SHARD_FILE.match(name) and index_name(name) in indices]
+
+def owns_labels(
+    storage:Storage, # A folder
+    manifest:ShardManifest=None # Of the dataset in it, or `None`
+)->bool:
+    """Returns whether `labels.json` is there, and we wrote it: its content says so
+
+    If the dataset has such a file, one that is empty or damaged, and so no longer says whose it is, is also ours."""
+    try: content = parse_json(storage.read('labels.json', MAX_MANIFEST))
+    except FileNotFoundError: return False
+    except ValueError: content = None
+    if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND: return True
+    return not content and bool(manifest and manifest.prefix and manifest.vocab)
+
+CARD_FILE = 'README.md'
+# Hugging Face reads the kind of file of which there are most; where there are few tars, that would be JSON
+CARD = b'''---
+configs:
+- config_name: default
+  data_files: "*.tar"
+---
+Tar shards that fastai_remote wrote: `ShardStore(folder)`, WebDataset and `datasets.load_dataset(folder)` read them.
+'''
+
+# What Hugging Face takes for splits in the names of files. If there is one of them, it leaves out all other files
+KNOWN_SPLITS = {'train','training','validation','valid','val','dev','test','testing','eval','evaluation'}
+
+def needs_card(
+    splits:dict # `{name: [start, stop]}` of a dataset
+)->bool:
+    "Returns whether Hugging Face must be told to read all tars, as one split"
+    return not splits or not KNOWN_SPLITS.issuperset(splits)
+
+def owns_card(
+    storage:Storage # A folder
+)->bool:
+    "Returns whether `README.md` is there, as we wrote it"
+    return storage.ranges([CARD_FILE], [0], [len(CARD)+1], beyond=True)[0]==CARD
+
+def is_own_file(
+    name:str # Of a file in our own folder
+)->bool:
+    "Is it an index of a shard, a shard of added values, a list of failures, or a table of runs?"
+    if name.endswith(INDEX_SUFFIX) or is_added_file(name): return True
+    return bool(FAILURES_FILE.fullmatch(name) or TABLE_FILE.fullmatch(name))
+
+def files_of(
+    manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards
+)->set:
+    "Returns the names of everything that a dataset may need: shards, also of others, and what is in our own folder"
+    parts = manifest.part_entries()
+    tables = [ShardTable.unpack(part['shards']) for part in parts]
+    shards = {name for table in tables for shard in np.flatnonzero(table.idx).tolist()
+              for name in (table.name(shard), table.index_name(shard))}
+    return shards|{part['failures'] for part in parts}|({manifest.runs['key']} if manifest.runs else set())
+
+# --- The lock
+#
+# The lock is a file that names its holder: the machine, the process and when that process was started. The holder
+# renews the lock by counting up a number in it. No clock is compared with that of another machine. What another process
+# does that wants to write here depends on the holder:
+#
+# | The holder | What happens | After |
+# |---|---|---|
+# | is dead, and was on this machine | the lock is taken over | at once |
+# | runs on this machine | `StoreBusy` | at once |
+# | is stopped, or on another machine, and renews the lock | `StoreBusy` | about five seconds |
+# | is stopped, or on another machine, and does not renew it | the lock is taken over | `LEASE_SECONDS`, on the clock of
+# the process that watches |
+#
+# A process that was only stopped may go on later. It checks the lock before it publishes a file. On a disk, `flock`
+# ensures that nobody takes over between this check and the file. Object stores have no such locks. So a process that
+# takes over there gives its shards names that the other one does not use (`shard-000003-1000000.tar`), and removes the
+# rest when it commits. One moment remains that nothing protects on an object store: a process that is stopped exactly
+# between its last check and the request that writes the manifest, for longer than the lease.
+
+LOCK_FILE = '.ingest/lock.json'
+
+class FolderLock:
+    """The right to write a dataset in a folder: a file there that the leading process renews, from `take` to `close`
+
+    If it is not renewed for `LEASE_SECONDS`, or its process has ended, another process may take it; from then on,
+    `check` and `publishing` raise `StoreBusy`. The locks of its workers have the same `token`, and only check it."""
+    def __init__(self,
+        storage:Storage, # The folder
+        token:str=None, # ID of the lock; default: `take` chooses it
+        url:str=None # What messages call the folder; default: its own URL
+    ):
+        self.storage,self.token,self.url = storage,token,url or storage.url
+        self.stop = threading.Event() # Set by `close`: do not renew the lease any longer
+        self.beats = 0 # How many times the lock was written
+        self.is_fenced = True # Can no process of an earlier run publish a file any more?
+        self.lost = False # Has another process taken the lock?
+
+    @contextmanager
+    def exclusive(self,
+        create:bool=False # Make the folder `.ingest` if it does not exist?
+    ):
+        """A context in which no other process takes, renews or releases the lock, or publishes files
+
+        Yields `True`, or `False` if others are not excluded. Between a check of the lock and what depends on it, this
+        process may be stopped for a long time. So the folder `.ingest` is locked with `flock`. That is not possible on
+        object stores and some file servers, nor if there is no such folder and `create` is false. Raises `StoreBusy` if
+        another process keeps it locked for `LEASE_SECONDS`."""
+        folder = self.storage.path('.ingest') if self.storage.local else None
+        if folder is None:
+            yield False
+            return
+        with ExitStack() as stack:
+            yield _lock_folder(folder, stack, self.url, create)
+
+    def take(self,
+        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
+    ):
+        """Takes the lock, and renews it in a thread until `close`; raises `StoreBusy` if another process has it
+
+        Sets `token` and `is_fenced`. Waits for up to `LEASE_SECONDS` if it cannot know otherwise whether a holder is at
+        work."""
+        watched = self._await(self.holder(), progress)
+        me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
+        self.token,self.beats,self.lost = me['id'],0,False
+        self.stop = threading.Event()
+        held_locks.add(self.token)
+        def write():
+            self.beats += 1
+            self.storage.write(LOCK_FILE, seal({**me, 'beat':self.beats, 'time':time()}))
+        try:
+            self._acquire(me, watched, write, progress)
+            threading.Thread(target=self._renew, args=(write, self.stop), daemon=True).start()
+        except BaseException:   # the file may be written: while this process lives, it would exclude all others
+            self.close()
+            raise
+
+    def _acquire(self, me, watched, write, progress):
+        """Writes the lock by `write()`; raises `StoreBusy` if another process has written it since `watched` was read
+
+        `watched` is what `holder` returned, `me` has the entries `host`, `pid`, `start` and `id` of the new holder, and
+        `progress` is as in `take`. Sets `is_fenced`. If another process has written the lock right after this one, it
+        raises `StoreBusy` as well."""
+        with self.exclusive(create=True) as is_exclusive:
+            earlier = self.holder()
+            if earlier not in (None, watched): raise self._busy(earlier, progress)   # it has come in the meantime
+            # whoever had the lock may still be about to write a file, unless it is excluded here or dead
+            is_here = earlier and earlier['host']==me['host']
+            self.is_fenced = not earlier or is_here and (is_exclusive or _is_at_work(earlier) is False)
+            write()
+        if is_exclusive: return
+        sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
+        if not self._is_holder():
+            raise StoreBusy(f'{self.url}: another process has just begun to write here; try again when it is done')
+
+    def _busy(self, holder, progress):
+        return StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing here now"
+                         f"{progress() if progress else ''}; try again when it is done")
+
+    def _await(self, holder, progress):
+        """Waits until the lock of `holder` may be taken, and returns `holder`; raises `StoreBusy` if it is at work
+
+        `holder` is what the method `holder` returned, and `progress` is as in `take`. If `holder` is `None`, so is the
+        result.
+
+        If nobody can know, as of a holder that is on another machine or stopped, the lock is watched. No clock but that
+        of this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
+        if not holder: return None
+        running = _is_at_work(holder)
+        if running is None: running = self._is_renewed(holder, LEASE_SECONDS)
+        if running: raise self._busy(holder, progress)
+        return holder
+
+    def is_running(self,
+        holder:dict # As from `holder`
+    )->bool:
+        """Returns whether the process that has written `holder` is at work
+
+        If that is not known here, watches the lock for up to a third of `LEASE_SECONDS`."""
+        running = _is_at_work(holder)
+        return self._is_renewed(holder, LEASE_SECONDS/3) if running is None else running
+
+    def _is_renewed(self, holder, seconds):
+        "Returns whether the stored lock becomes another than `holder` within `seconds`; `False` if it is released"
+        started = monotonic()
+        while monotonic()-started<seconds:
+            sleep(LEASE_SECONDS/60)
+            now = self.holder()
+            if now!=holder: return now is not None
+        return False
+
+    def _renew(self, write, stop):
+        """Runs in a thread: renews the lock by `write()` at regular times, until the event `stop` is set
+
+        If the stored lock is another one, or is gone, it sets `lost` and ends. Errors are ignored."""
+        while not wait(stop, LEASE_SECONDS/6):
+            try:
+                with self.exclusive():
+                    if stop.is_set(): return   # released, and perhaps taken again
+                    if not self._is_holder():
+                        self.lost = True
+                        return
+                    write()
+            except Exception: pass   # the next turn tries again
+
+    def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
+        "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
+        try: return unseal(self.storage.read(LOCK_FILE))
+        except (FileNotFoundError,ValueError): return None
+
+    def _is_holder(self): return (self.holder() or {}).get('id')==self.token
+
+    def check(self):
+        """Raises `StoreBusy` if the stored lock is gone or is not this one, or if `lost` is set
+
+        A worker that outlived its ingest must not write into another."""
+        if self.lost or not self._is_holder():
+            raise StoreBusy(f'{self.url}: the lock was lost (this process slept, and another took over); '
+                            'repeat the same call to finish')
+
+    @contextmanager
+    def publishing(self):
+        """A context in which the holder of the lock publishes files; uses `exclusive`, and yields nothing
+
+        Raises `StoreBusy` if the lock was lost: before the block, or in place of an error of the storage in it."""
+        with self.exclusive():
+            self.check()
+            try: yield
+            except (OSError,StoreError):   # whoever has taken over has perhaps removed what this process has begun
+                self.check()
+                raise
+
+    def close(self):
+        "Releases the lock; errors of the storage are ignored, since the lease will end"
+        self.stop.set()
+        held_locks.discard(self.token)
+        try:
+            with self.exclusive():
+                if self._is_holder(): self.storage.remove([LOCK_FILE])
+                if self.storage.local: os.rmdir(self.storage.path('.ingest'))
+        except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
+
+def _is_at_work(holder):
+    """Returns whether the process that has written `holder` is at work; `None` if that cannot be known here
+
+    `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
+    stopped, of one that this user may not see, and of one that has not renewed the lock for `LEASE_SECONDS`: it may
+    have released the lock, and not been able to remove its file. Of this process it is always known."""
+    if holder['host']!=host_id(): return None
+    if holder['pid']==os.getpid(): return holder['id'] in held_locks
+    if not is_alive(holder['pid']): return False
+    start,state = process_state(holder['pid'])
+    if start is None: return None   # this user may not see it
+    if start!=holder.get('start') or state in 'ZX': return False   # another process of this number, or it has ended
+    is_renewed = 0<=time()-holder['time']<LEASE_SECONDS
+    return True if is_renewed and state not in 'Tt' else None
+
+def _lock_folder(folder, stack, url, create):
+    """Locks `folder` with `flock` until `stack`, an `ExitStack`, is closed; returns whether that is possible
+
+    It is not if the file system cannot do it, or if the folder cannot be opened. If it does not exist, it is made if
+    `create` is true. Waits while another process has it locked, and raises `StoreBusy` after `LEASE_SECONDS`; `url` is
+    for the message."""
+    started = monotonic()
+    while True:
+        try:
+            if create: os.makedirs(folder, exist_ok=True)
+            fd = os.open(folder, os.O_RDONLY|os.O_CLOEXEC)
+        except FileNotFoundError:
+            if create: continue   # whoever had the lock has removed the folder
+            return False
+        except OSError: return False   # whoever writes here gets this error, too
+        with ExitStack() as closing:
+            closing.callback(os.close, fd)
+            try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
+            except BlockingIOError:
+                if monotonic()-started>LEASE_SECONDS:
+                    raise StoreBusy(f'{url}: another process is publishing a file here, and does not go on; is it '
+                                    'stopped?') from None
+                sleep(.01)
+                continue
+            except OSError: return False
+            # `close` is not enough: a process that was forked meanwhile has the descriptor, too
+            closing.callback(fcntl.flock, fd, fcntl.LOCK_UN)
+            if not _is_folder(fd, folder): continue
+            stack.push(closing.pop_all())
+            return True
+
+def _is_folder(fd, folder):
+    "Returns whether the descriptor `fd` is that of the folder which is at the path `folder` now"
+    try: return os.path.samestat(os.fstat(fd), os.stat(folder))
+    except FileNotFoundError: return False
+
+# --- The folder
+#
 # A dataset appears when its manifest is written, and disappears when the manifest is removed or replaced. So nothing
 # but the manifest and the plan says which files are needed, and their names say whose they are:
 # `shard2-train-000012.tar` belongs to the second dataset, or version, that was written here. Cleaning up is one rule:
 # whatever is ours, and needed neither by the manifest nor by an unfinished ingest, is removed. Overwriting, deleting,
 # abandoning and editing all end with it, and so does the next call after a kill. Shards of others are never removed: a
 # tar is ours if it has an index in our own folder, and if it is not one that was only indexed.
-
-import os, uuid, warnings
-from contextlib import suppress
-from datetime import datetime, timezone
-
-from ..core import CorruptSample, MAX_MANIFEST, seal, StoreBusy, StoreError, StoreExists, unseal, UnsupportedFormat
-from ..store.shard_index import INDEX_FOLDER, index_name, pack_labels, ShardIndex, ShardManifest
-from ..store.storage import Storage
-from .base import check_name, Place
-from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import added_prefix, CARD, CARD_FILE, files_of, generation_of, is_added_file, is_own_file, MAX_STATE
-from .shard_files import needs_card, own_shards, owns_card, owns_labels
-from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, SHARD_FILE, STATE_FILE
 
 class FolderPlace(Place):
     "Where a dataset in shards appears, and where an ingest keeps what it must remember"

@@ -2,29 +2,245 @@
 
 Docs: page `write/redis`"""
 
-# One process leads an ingest: it calls `begin`, hands chunks to workers, and calls `commit` at the end. The workers
-# write values under numbers that were assigned beforehand. There is no manifest, `NAME:meta`, until the commit, so no
-# reader sees an unfinished dataset. What an unfinished ingest keeps in the server is described in `write.redis_state`.
-
-import uuid
+import hashlib, uuid
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from ..core import Manifest, seal, StoreError
+from ..core import CorruptSample, GapTable, Manifest, packed_crcs, seal, StoreError
 from ..store.base import Store
 from ..store.redis import read_failures
-from ..store.redis_layout import element_size, key_layout
 from ..store.redis_link import RedisLink
+from ..store.redis_parts import element_size, KEY_BITS, key_layout, packed_reads, unpack_replies
 from .base import chunk_count, ChunksLost, ServerRestarted, Writer
-from .redis_labels import label_hash, RedisLabels
-from .redis_lost import lost_of_range
-from .redis_place import RedisPlace
-from .redis_state import packed_writes, parse_record
-from .redis_version import RedisVersion
-from .revision import Change, NewPart
+from .redis_place import packed_writes, parse_record, RedisPlace, value_keys
+from .revision import Change, NewPart, NewVersion
+
+# --- Labels become codes
+#
+# As in fastai, the vocabulary is the sorted list of the labels that occur, whether they are texts or integers. So the
+# integers 3 and 7 are two classes, not eight. More than 2²⁰ distinct integers are not treated as classes; they are
+# stored as numbers. If `vocab=` or the source names the classes, integers are codes of these names.
+
+def label_hash(
+    labels:list # Labels, `str`
+)->np.ndarray: # `int64`, shape `(len(labels),)`
+    "Returns a 64-bit hash of each label (BLAKE2b), as which it is staged"
+    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
+    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
+
+class RedisLabels:
+    "Gives the labels of a dataset their codes, when its ingest is committed"
+    def __init__(self,
+        place:RedisPlace, # Of the dataset; its lock is held
+        plan:dict, # The plan
+        gaps:GapTable, # Of all places
+        run:str # As in `RedisPlace.publish`
+    ):
+        self.place,self.plan,self.gaps,self.run = place,plan,gaps,run
+        self.layout = key_layout(plan['prefix'], plan['tags'])
+
+    def encode(self,
+        field:str, # Whose labels are staged
+        dtype:str, # Of the codes
+        vocab:list # Labels in the order of their codes; `None`: integers that are stored as they are
+    )->tuple: # Number of samples of each label, int64; places of samples whose label is not in `vocab`, int64
+        """Writes the codes of a field; raises `CorruptSample` for damaged labels, and `StoreError` for lost ones
+
+        A label that is in no record was written by another attempt than the one that has recorded its chunk. Raises
+        `ValueError` if two labels have the same hash."""
+        # codes of an earlier commit that did not end: it may have had a wider type
+        keys = [self.layout.packed(field, key_number) for key_number in range((self.plan['n']>>KEY_BITS)+1)]
+        self.place.lock.write([('UNLINK', key) for key in keys], self.run)
+        spec,counts,unknown = self.plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
+        encode = self._encoder(field, dtype, vocab)
+        for places,staged in self._staged(field):
+            codes,is_known = encode(staged)
+            unknown.append(places[~is_known])
+            first,stop = int(places[0]),int(places[-1])+1
+            whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
+            whole[places-first] = codes
+            commands = packed_writes(self.layout, field, dtype, np.arange(first, stop), whole, spec.get('check'))
+            self.place.lock.write(commands, self.run)
+            if len(counts): counts += np.bincount(codes, minlength=len(counts))
+        return counts,np.concatenate(unknown)
+
+    def _encoder(self, field, dtype, vocab):
+        "Returns a function that returns, for an array of staged values, their codes, and which of them have one"
+        if vocab is None:
+            limits = np.iinfo(dtype)
+            return lambda values: (values, (values>=limits.min)&(values<=limits.max))
+        hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
+        order = np.argsort(hashes)
+        sorted_hashes = hashes[order]
+        if len(np.unique(hashes))<len(hashes):
+            raise ValueError(f'{self.place.name}: two labels of field {field!r} have the same hash; '
+                             'name all labels in vocab=')
+        def encode(values):
+            at = np.searchsorted(sorted_hashes, values).clip(max=len(order)-1)
+            return order[at],sorted_hashes[at]==values
+        return encode
+
+    def _staged(self, field, step=1<<19):
+        """Returns an iterator of `(places, values)`, arrays, over the staged values of all samples, in parts
+
+        A part has the samples of `step` places; `step` divides `2**KEY_BITS`, as a part is read from one key. Parts
+        without samples are left out. When iterated, raises `CorruptSample` for a value that does not match its
+        checksum, and `StoreError` if values are lost."""
+        gaps = self.gaps
+        starts = np.arange(0, gaps.n_places+step, step).clip(max=gaps.n_places)
+        numbers = gaps.samples_before(starts).tolist()
+        for first,stop in zip(numbers, numbers[1:]):
+            if first==stop: continue
+            places = gaps.places(np.arange(first, stop))
+            yield places,self._read_staged(field, places)
+
+    def _read_staged(self, field, places):
+        "Returns the staged values of `places`, all in one key; raises as `_staged`"
+        spec,crcs = self.plan['fields'][field],np.zeros(len(places), np.uint32)
+        commands,reads = packed_reads(self.layout, f'{field}~', spec['dtype'], places, spec['check'])
+        replies = iter(self.place.link.send(commands))
+        values,missing = unpack_replies(reads, replies, spec['dtype'], len(places), crcs)
+        advice = f'{self.place.how_to_abandon} drops what is there, then ingest again'
+        if missing: raise StoreError(f'{self.place.name}: the server lost values of {field!r}: {advice}')
+        bad = np.flatnonzero(packed_crcs(values, places)!=crcs)
+        if not len(bad): return values
+        at = int(places[bad[0]])
+        key,offset = self.layout.packed(f'{field}~', at>>KEY_BITS),(at&((1<<KEY_BITS)-1))*element_size(spec)
+        raise CorruptSample(f'{self.place.name}: the value of {field!r} for sample {at}, in key {key} at byte '
+                            f'{offset:,}, in {self.place.url} is damaged: {advice}')
+
+# --- Lost values
+#
+# A server that crashes may come back as it was some time before. On a single server, everything goes back together: a
+# chunk whose values are gone has no record any more, so it is written again. In a cluster, the records of chunks are on
+# one node and most values on others. If one of those loses its data, because it restarts, a replica takes over that was
+# behind, or somebody empties it, then the records still say that the chunks are written.
+#
+# So before the commit of a dataset in a cluster, every value is looked for. This costs one `EXISTS` per value of
+# variable width, many of them in one command, and reads the packed values.
+
+def _lost_of_field(link, layout, field, spec, numbers):
+    """Those of the samples `numbers` that lack a value of a field, or whose packed value does not match its checksum
+
+    `numbers` and the result are ascending `int64` arrays; `spec` is the entry of the field in the plan."""
+    if spec['dtype'] is None: return _without_key(link, layout, field, numbers)
+    check = spec.get('check')
+    commands,reads = packed_reads(layout, f'{field}~' if spec.get('staged') else field, spec['dtype'], numbers, check)
+    crcs = np.zeros(len(numbers), np.uint32) if check else None
+    values,gaps = unpack_replies(reads, iter(link.send(commands)), spec['dtype'], len(numbers), crcs)
+    if check: return numbers[packed_crcs(values, numbers)!=crcs]
+    # these are the checksums of the values of another field; only that of an empty value is 0, and of one in 2**32
+    unsure = np.union1d(numbers[values==0], numbers[gaps])
+    keys = layout.values(field.removesuffix('.crc'), unsure.tolist())
+    lengths = link.send([('STRLEN', key) for key in keys])
+    return unsure[np.array(lengths, np.int64)>0]
+
+def _without_key(link, layout, field, numbers):
+    "Returns those of the samples `numbers` that have no key for the value of `field`; both are ascending arrays"
+    groups = [numbers[numbers%len(layout.starts)==k] for k in range(len(layout.starts))]
+    groups = [group for group in groups if len(group)]
+    counts = link.send([('EXISTS', *layout.values(field, group.tolist())) for group in groups])
+    unsure = [group for group,count in zip(groups, counts) if count!=len(group)]
+    if not unsure: return numbers[:0]
+    unsure = np.sort(np.concatenate(unsure))
+    exist = link.send([('EXISTS', key) for key in layout.values(field, unsure.tolist())])
+    return unsure[np.array(exist)==0]
+
+def lost_of_range(
+    link:RedisLink, # The cluster or server
+    layout, # `key_layout` of the dataset
+    fields:dict, # `fields` of a plan
+    n:int, # Sample numbers below `n` are looked for
+    gaps:np.ndarray=(), # Numbers without a sample, ascending
+    step:int=1<<13 # Samples that are looked for at a time
+): # Iterator of arrays of sample numbers, ascending and not empty
+    "Finds samples that lack a value, or have a packed one that does not match; memory does not grow with `n`"
+    gaps = np.asarray(gaps, np.int64)
+    for start in range(0, n, step):
+        stop = min(start+step, n)
+        low,high = np.searchsorted(gaps, [start,stop])
+        numbers = np.setdiff1d(np.arange(start, stop), gaps[low:high], assume_unique=True)
+        if not len(numbers): continue
+        lost = [_lost_of_field(link, layout, field, spec, numbers) for field,spec in fields.items()]
+        if any(map(len, lost)): yield np.unique(np.concatenate(lost))
+
+# --- New versions
+#
+# Values are never changed after their dataset has become visible. `RedisStore.append`, `edit`, `add_fields` and
+# `drop_fields` make a new version: what is new is written as a part, with keys of its own, by an ordinary ingest, which
+# can be interrupted and continued. Its commit replaces the manifest. (Decision note 0027.)
+
+MAX_UNUSED = 100_000   # ranges of keys that an edit frees; what is beyond stays until the dataset is copied or deleted
+
+class RedisVersion(NewVersion):
+    "The next version of a dataset in Redis"
+    def __init__(self, store):
+        super().__init__(store)
+        self.manifest.uid = uuid.uuid4().hex
+        # Keys that only the version before uses, and those that nobody uses any more, as `value_keys` returns them
+        self.before,self.dropped = [],[]
+        self._mean_bytes = {}
+
+    def mean_bytes(self,
+        field:str, # A variable-width field
+        n:int=256 # How many samples to look at, at most
+    )->float:
+        """Returns the mean bytes of a value of a field, measured on up to `n` samples; a missing value counts as empty
+
+        Further calls for the same field return the same number."""
+        if field not in self._mean_bytes:
+            numbers = np.unique(np.linspace(0, len(self.store)-1, n).astype(np.int64))
+            keys = [key for part,_,places in self.store.groups(numbers, field)
+                    for key in part.layout.values(field, places.tolist())]
+            self._mean_bytes[field] = sum(self.store.link.send([('STRLEN', key) for key in keys]))/len(keys)
+        return self._mean_bytes[field]
+
+    def free(self,
+        numbers:np.ndarray, # Sample numbers of the version before, ascending
+        fields # Fields whose values are not needed any more
+    ):
+        """Adds the keys of values that are not needed any more to `before`, as long as `MAX_UNUSED` allows
+
+        Subtracts about their bytes from `manifest.nbytes`. Fixed-width values stay where they are."""
+        for field in fields:
+            if self.fields[field]['dtype'] is not None: continue
+            self.subtract_bytes(round(self.mean_bytes(field)*len(numbers)))
+            for part,_,places in self.store.groups(numbers, field):
+                self._free_values(part.layout, field, np.sort(places))
+
+    def _free_values(self, layout, field, numbers):
+        """Adds the keys of `field` at the places `numbers` of a part, ascending and not empty, to `before`
+
+        Does nothing if there would be more than `MAX_UNUSED` ranges. `layout` is the `key_layout` of the part."""
+        ends = np.flatnonzero(np.diff(numbers)!=1)+1
+        firsts,stops = numbers[[0,*ends]],numbers[[*(ends-1), len(numbers)-1]]+1
+        if len(self.before)+len(firsts)*len(layout.starts)>MAX_UNUSED: return
+        n_tags = len(layout.starts)
+        for first,stop in zip(firsts.tolist(), stops.tolist()):
+            for k,start in enumerate(layout.starts):
+                begin = first+(k-first)%n_tags   # a tag has every n-th number
+                if begin<stop: self.before.append([f'{start}:{field}:', begin, stop, n_tags])
+
+    def forget(self, fields):
+        for field in fields:
+            n,dtype = len(self.store),self.fields[field]['dtype']
+            if dtype is None: self.subtract_bytes(round(self.mean_bytes(field)*n))
+            elif not field.endswith('.crc'): self.subtract_bytes(n*np.dtype(dtype).itemsize)
+        for part in self.store.parts:
+            dropped = {field:spec for field,spec in part.fields.items() if field in fields}
+            self.dropped += value_keys(part.layout, dropped, part.n_places)[2:]   # without its failures and gaps
+
+    @property
+    def tables_key(self): return f"{self.store.manifest_key.removesuffix(':meta')}:~runs@{self.manifest.uid}#0"
+
+# --- The writer
+#
+# One process leads an ingest: it calls `begin`, hands chunks to workers, and calls `commit` at the end. The workers
+# write values under numbers that were assigned beforehand. There is no manifest, `NAME:meta`, until the commit, so no
+# reader sees an unfinished dataset. What an unfinished ingest keeps in the server is described in `write.redis_state`.
 
 # --- RedisWriter
 

@@ -2,28 +2,374 @@
 
 Docs: page `write/redis_place`"""
 
+import json, os, threading, uuid, warnings
+from contextlib import nullcontext
+from datetime import datetime, timezone
+
+import numpy as np
+import redis
+
+from ..clock import monotonic, wait
+from ..core import (
+    CorruptSample, Manifest, NewerFormat, packed_crcs, parse_json, seal, StoreBusy, StoreError, StoreExists,
+    StoreNotFound, StoreUnavailable, unseal, UnsupportedFormat)
+from ..store.redis import find_manifest, home_of, NAMES_KEY, USED_KEY
+from ..store.redis_link import RedisLink
+from ..store.redis_parts import element_dtype, KEY_BITS, key_layout, parts_of
+from .base import check_name, chunk_count, held_locks, host_id, is_alive, LEASE_SECONDS, Place, ServerRestarted
+
+# --- What an ingest keeps in Redis
+#
+# An unfinished ingest must be able to continue after a kill, from any machine. So everything that is known about it is
+# kept in the server, next to the values that are written already. `ID` is the `id` of its plan:
+#
+# | key | holds |
+# |---|---|
+# | `NAME:ingest` | the plan: signature, number of samples, chunk size, fields, splits, prefix of the keys |
+# | `NAME:ingest:lock` | who is writing. The lock has a lease of 30 s that is renewed, and every write checks it |
+# | `NAME:ingest:ID:record:CHUNK` | the record of a chunk that is done: counts, gaps, labels, statistics of images |
+# | `NAME:~failures#0` | the samples that could not be converted, and why. This key stays with the dataset |
+# | `NAME:register` | ranges of keys by what needs them, so that they can be removed when nothing does |
+# | `fastai_remote:ingests` | the names of all unfinished ingests |
+# | `fastai_remote:used` | the names under which something was ever written |
+#
+# All of it has checksums: JSON has the crc32 of its content under `crc`. A chunk whose record is damaged is written
+# again. A damaged plan or value stops the commit, and the message says what to do.
+#
+# First come the names of these keys, and how their contents become bytes and are read back. Nothing in this part talks
+# to a server.
+
+# --- Names of keys
+
+# The first dataset of a name has keys that begin with `NAME:`. Whatever is written under this name later has keys that
+# begin with `NAME@ID:`, where `ID` is that of its ingest, so that no key is ever used for two things. (Decision note
+# 0041.) The names above are the same for all of them, because only one ingest of a name runs at a time.
+
+INGESTS_KEY = 'fastai_remote:ingests'
+
+class IngestKeys:
+    "The names of the keys that hold the state of an ingest"
+    def __init__(self,
+        name:str, # Name of the dataset
+        tags:int=0 # Hash tags of its layout; 0 on a single server
+    ):
+        name = home_of(name, tags)
+        self.manifest = f'{name}:meta' # JSON; a dataset is visible if it is there
+        self.register = f'{name}:register' # Hash: `{ID: ranges of keys, as `value_keys` returns them, sealed}`
+        self.plan = f'{name}:ingest' # JSON
+        self.lock = f'{self.plan}:lock' # JSON: the process that leads; it expires
+
+    def record(self,
+        plan:dict, # The plan
+        chunk:int # Number of a chunk
+    )->str:
+        "The key of the record of a chunk, which is there when the chunk is written"
+        return f"{self.plan}:{plan['id']}:record:{chunk}"
+
+# Keys are deleted by name and never searched for, because `KEYS` and `SCAN` would block or slow down a server with
+# fifty million keys. A list of ranges is enough to name them all: each range is what precedes the number, and a range
+# of numbers; in a cluster there is a range for each hash tag. Staged labels, which the commit replaces by codes, have
+# keys of their own, with `~` after the name of the field.
+
+def value_keys(
+    layout, # `key_layout` of what is written
+    fields:dict, # `fields` of a plan or manifest
+    n:int, # Number of places
+)->list: # Of `[start of the key, first, stop, step]`: the keys end with the numbers of this range
+    "Returns the ranges of all keys with values of `fields`; the first two are the keys of failures and of gaps"
+    ranges,step = [[key[:-1], 0, 1, 1] for key in (layout.failures, layout.gaps)],len(layout.starts)
+    for field,spec in fields.items():
+        if spec['dtype'] is None:
+            ranges += [[f'{start}:{field}:', k, n, step] for k,start in enumerate(layout.starts)]
+        else: ranges += _packed_ranges(layout, field, n)
+    return ranges
+
+def _packed_ranges(layout, field, n):
+    "Returns the ranges of the keys of a packed field with values of `n` samples, as `value_keys`"
+    starts = [layout.packed(field, chunk).removesuffix(str(chunk)) for chunk in range(1+(n>>KEY_BITS))]
+    return [[start, chunk, chunk+1, 1] for chunk,start in enumerate(starts)]
+
+def state_keys(
+    keys:IngestKeys, # The keys of the dataset
+    layout, # `key_layout` of what is written
+    plan:dict # The plan
+)->list: # As `value_keys`
+    "Returns the ranges of all keys that only the ingest needs: records, and labels that are staged"
+    ranges = [[keys.record(plan, 0)[:-1], 0, chunk_count(plan), 1]]
+    for field,spec in plan['fields'].items():
+        if spec.get('staged'): ranges += _packed_ranges(layout, f'{field}~', plan['n'])
+    return ranges
+
+# --- Packed values
+
+# The layout of fixed-width values is that of `store.redis_layout`: 2²⁴ values in one key, each followed by its
+# checksum. `packed_reads` there reads them; `packed_writes` writes them. Consecutive numbers in the same key become one
+# `SETRANGE`.
+
+def with_checks(
+    fields:dict # `fields` of a plan
+)->dict:
+    """Returns a copy of `fields`, with `check` in the entry of each fixed-width field: a checksum follows each value
+
+    A field `FIELD.crc`, which has the checksums of `FIELD`, gets none."""
+    def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
+    return {field:spec if spec['dtype'] is None or is_checksum(field) else {**spec, 'check':'u4'}
+            for field,spec in fields.items()}
+
+def _split_runs(numbers):
+    "The runs of consecutive `numbers`, ascending and not empty, whose packed values are in one key: index arrays"
+    key_of = numbers>>KEY_BITS
+    is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
+    return np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1)
+
+def packed_writes(
+    layout, # `key_layout` of what is written
+    field:str, # A fixed-width field; with `~` for its staged values
+    dtype, # numpy dtype of the stored values
+    numbers:np.ndarray, # Sample numbers, ascending, shape (n,), not empty
+    values, # Array or list, shape (n,)
+    check:str=None, # Does a checksum follow each value? As `check` in the plan
+)->list: # Of commands: `('SETRANGE', key, offset, bytes)`
+    "Returns the commands that write `values` into packed keys"
+    dtype = np.dtype(dtype)
+    values = np.asarray(values, dtype)
+    if check:
+        elements = np.empty(len(numbers), element_dtype(dtype))
+        elements['value'] = values
+        elements['crc'] = packed_crcs(values, np.asarray(numbers, np.int64))
+    else: elements = values.astype(dtype.newbyteorder('>'))
+    commands = []
+    for run in _split_runs(numbers):
+        start = int(numbers[run[0]])
+        offset = (start&((1<<KEY_BITS)-1))*elements.itemsize
+        commands.append(('SETRANGE', layout.packed(field, start>>KEY_BITS), offset, elements[run].tobytes()))
+    return commands
+
+# --- Checksums of the state
+
+def parse_record(
+    chunk:int, # Number of the chunk
+    stored:bytes # JSON, sealed
+)->dict: # `None` if it is damaged, or belongs to another chunk
+    "Returns the record of a chunk"
+    try: record = unseal(stored)
+    except ValueError: return None
+    return record if record.get('chunk')==chunk else None
+
+def watched_transaction(
+    client, # A `redis.Redis`
+    keys, # Keys that must not change meanwhile
+    attempt # `attempt(pipeline)` reads, and may then call `multi`, queue commands and `execute`; may be called again
+): # What `attempt` returns
+    "Runs a transaction that depends on what it reads, again whenever one of `keys` was changed by others meanwhile"
+    while True:
+        with client.pipeline() as p:
+            try:
+                p.watch(*keys)
+                return attempt(p)
+            except redis.WatchError as e:
+                # redis-py reports a connection that was lost between `WATCH` and `EXEC` by the same class of error.
+                # `RedisLink.call` repeats it, with pauses, and ends at its deadline.
+                if 'variable changed' not in str(e): raise redis.ConnectionError(str(e)) from e
+
+def parse_lock(
+    token:bytes # What the lock holds
+)->dict: # `host`, `pid`, `id`; `host` and `pid` are 'unknown' if it is damaged
+    "Returns who holds a lock"
+    unknown = {'host':'unknown', 'pid':'unknown'}
+    try: holder = {**unknown, **parse_json(token)}
+    except (ValueError,TypeError): return unknown
+    is_whole = isinstance(holder['host'], str) and holder['host'].strip() and type(holder['pid']) is int
+    return holder if is_whole else {**holder, **unknown}
+
+# --- The lock
+#
+# Only the process that holds the lock leads an ingest, and on a single server every write of a worker checks in the
+# same transaction that the lock still holds the leader's token. So a worker that outlived its ingest cannot write into
+# a later one. A lock is taken over if its owner is dead on this machine, or if its lease of 30 s has run out.
+
+def _is_held(token, pid):
+    "Returns whether process `pid` of this machine holds `token`: if it is another one than this, whether it is alive"
+    return token in held_locks if pid==os.getpid() else is_alive(pid)
+
+class RedisLock:
+    "The right to write a dataset; the process that holds it leads, and its workers write under copies of this object"
+    def __init__(self,
+        link:RedisLink, # The server
+        name:str, # Name of the dataset
+        token:bytes=None, # What the lock holds while it is this one's; default: `take` chooses it
+        tags:int=None # Hash tags of a new layout, 0 on a single server; default: `take` finds out
+    ):
+        self.link,self.name = link,name
+        self.token,self.tags = token,tags
+        self.keys = IngestKeys(name, tags or 0)
+
+    def take(self,
+        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
+    ):
+        "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
+        self.tags = self._choose_tags()
+        self.keys = IngestKeys(self.name, self.tags)
+        self.token = json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
+        held_locks.add(self.token)
+        try: self._acquire(progress)
+        except BaseException:   # if the server has the token after all, the next one who comes removes it
+            held_locks.discard(self.token)
+            raise
+        self.stop = threading.Event()
+        threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
+
+    def _acquire(self, progress):
+        """Stores the token in the lock; raises `StoreBusy` if it is held, also if another writer of this process has it
+
+        A lock that was left by a process of this machine that has ended is replaced. `progress` is as in `take`."""
+        key = self.keys.lock
+        def acquire(client):
+            is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
+            return is_new or client.get(key)==self.token   # a reply may have been lost
+        for _ in range(3):
+            if self.link.call(acquire): break
+            other_token = self.link.call(lambda c: c.get(key))
+            if other_token is None: continue   # just released
+            holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
+            if holder['host']!=host_id() or _is_held(other_token, holder['pid']): raise self._busy(holder, progress)
+            self._transaction_if(other_token, lambda p: p.delete(key))
+        else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands; try again')
+
+    def _busy(self, holder, progress):
+        return StoreBusy(f"{self.link.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
+                         f"{self.name!r} now{progress() if progress else ''}; if it is dead, its lease ends within "
+                         f"{LEASE_SECONDS} s")
+
+    def _choose_tags(self):
+        "Returns the number of hash tags of a new dataset: 0, or in a cluster a multiple of the masters, at least 12"
+        self.link.find_cluster()
+        if not self.link.is_cluster: return 0
+        masters = self.link.call(lambda _: len(self.link.servers.masters()))
+        return masters*max(2, -(-12//masters))
+
+    def _renew(self, stop):
+        "Runs in a thread: renews the lease regularly until the event `stop` is set"
+        key = self.keys.lock
+        while not wait(stop, LEASE_SECONDS/3):
+            try: self._transaction_if(self.token, lambda p: p.expire(key, LEASE_SECONDS))
+            except Exception: pass   # the next turn tries again; writes notice a lock that is lost
+
+    def close(self):
+        """Releases the lock if it is still this one's
+
+        Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
+        self.stop.set()
+        held_locks.discard(self.token)
+        def release(_): self._transaction_if(self.token, lambda p: p.delete(self.keys.lock))
+        self.link.call(release, timeout=min(self.link.timeout, 5.))
+
+    def server_run(self)->str:
+        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters, with commas"
+        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
+        return self.link.call(read)
+
+    def lost(self)->StoreBusy:
+        "Returns the error for a write without the lock"
+        return StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
+                         'it); repeat the same call to finish')
+
+    # --- Transactions
+
+    # A transaction reads a key and then queues commands, which the server runs only if the key has not changed
+    # meanwhile.
+
+    def _transaction_if(self, token, queue, run=None, watch=(), when=None):
+        """Does what `transaction` does, only if the lock holds `token`; returns `False` if it does not
+
+        In a cluster, the sets of names are left to `transaction`."""
+        key = self.keys.lock
+        restarted = ServerRestarted(f'{self.link.url}: the server restarted while {self.name!r} was written; '
+                                'repeat the same call to go on')
+        if run is not None and self.tags and self.server_run()!=run: raise restarted
+        def attempt(p):
+            if p.get(key)!=token: return False
+            if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
+            if when is not None and not when(p): return True
+            p.multi()
+            queue(p)
+            return p.execute() or True
+        return self.link.call(lambda client: watched_transaction(client, [key, *watch], attempt), key=key)
+
+    def transaction(self,
+        queue, # `queue(pipeline)` queues the commands; may be called again
+        run:str=None, # The `server_run` that must still be the current one; default: any
+        add=(), # Keys of sets of names that hold the name of the dataset afterwards
+        discard=(), # Keys of sets of names that do not hold it afterwards
+        watch=(), # More keys on the same server, whose changes by others repeat the call
+        when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
+    ): # The list of replies; `True` if it is empty, or `when` returned a false value
+        """Runs commands in one transaction while the lock is held
+
+        Raises `StoreBusy` if it is not, and `ServerRestarted` if `run` has ended.
+
+        In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
+        transaction."""
+        def queue_all(p):
+            queue(p)
+            if self.tags: return
+            for key in add: p.sadd(key, self.name)
+            for key in discard: p.srem(key, self.name)
+        if self.tags:
+            for key in add: self.link.call(lambda c: c.sadd(key, self.name))
+        replies = self._transaction_if(self.token, queue_all, run, watch, when)
+        if not replies: raise self.lost()
+        if self.tags:
+            for key in discard: self.link.call(lambda c: c.srem(key, self.name))
+        return replies
+
+    # --- Writes
+
+    # In a cluster, a transaction can only check a key of the slot that it writes to. So it checks the lock only for
+    # what describes the ingest: records, plan, and manifest. A value needs no check, since a number is a place in one
+    # plan: whoever writes it late writes the same sample. (Decision note 0038.)
+
+    def write(self,
+        commands:list, # Tuples: the name of a command, its key, and further arguments
+        run:str=None # As in `transaction`
+    ):
+        """Runs commands while the lock is held; raises as `transaction`
+
+        On a single server this is one transaction. In a cluster, only commands for the keys that describe the ingest
+        are one, after all others: values of nobody else have these keys, and whoever is late writes the same samples
+        there."""
+        home,others = [],[]
+        for command in commands: (home if not self.tags or self.is_home(command[1]) else others).append(command)
+        self.link.send(others)
+        def queue(p):
+            for command in home: p.execute_command(*command)
+        if home: self.transaction(queue, run)
+
+    def unlink(self,
+        keys:list, # Names that begin alike, up to a number
+        run:str=None # As in `transaction`
+    ):
+        """Removes keys while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted`
+
+        In a cluster, the lock is checked before."""
+        if not self.tags: return self.write([('UNLINK', *keys)], run)
+        self.transaction(lambda p: p.exists(self.keys.lock), run)
+        # keys without a hash tag are of a dataset that was written before the cluster was
+        self.link.send([('UNLINK', *keys)] if keys[0][0]=='{' else [('UNLINK', key) for key in keys])
+
+    def is_home(self,
+        key:str # A key of the dataset
+    )->bool:
+        "In a cluster, is `key` on the node of the lock, as what describes the dataset and the ingest is?"
+        return key.startswith(home_of(self.name, self.tags))
+
+# --- The place
+#
 # A dataset appears when its manifest is stored, and disappears when the manifest is removed or replaced. So nothing but
 # the manifest and the plan says which keys are needed. Whatever writes keys names them first in the *register*, under
 # the ID of what needs them: the prefix of a part, the `uid` of a version, or the `id` of a plan. Cleaning up is one
 # rule: keys whose ID neither the manifest nor the plan has are removed, and then their entry. Overwriting, deleting,
 # abandoning, dropping fields and editing all end with it, and so does the next call after a kill. (Decision note 0041.)
-
-import uuid, warnings
-from contextlib import nullcontext
-from datetime import datetime, timezone
-
-import redis
-
-from ..clock import monotonic
-from ..core import CorruptSample, Manifest, NewerFormat, seal, StoreError, StoreExists, StoreNotFound
-from ..core import StoreUnavailable, unseal, UnsupportedFormat
-from ..store.redis import find_manifest, NAMES_KEY, USED_KEY
-from ..store.redis_layout import key_layout
-from ..store.redis_link import RedisLink
-from ..store.redis_parts import parts_of
-from .base import check_name, chunk_count, Place, ServerRestarted
-from .redis_lock import RedisLock
-from .redis_state import IngestKeys, INGESTS_KEY, state_keys, value_keys, with_checks
 
 # --- Lock, plan and manifest
 

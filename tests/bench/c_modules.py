@@ -23,7 +23,7 @@ from fastai.vision.augment import RandomResizedCrop
 from PIL import Image
 
 import fastai_remote.block   # adds `from_store` to `DataLoaders`
-from fastai_remote.codec import pixels, png, raster
+from fastai_remote.codec import pixels, raster
 from fastai_remote.ingest.run import ingest
 from fastai_remote.load import lazy_image
 from fastai_remote.write.base import MemoryWriter
@@ -54,7 +54,7 @@ def store_of(fn, n):
 
 def speed(store, absent, **kwargs):
     "Samples of an epoch per CPU second, without the modules `absent`"
-    changed = [(m, name, getattr(m, name)) for m in (pixels,png,raster,lazy_image) for name in absent if hasattr(m, name)]
+    changed = [(m, name, getattr(m, name)) for m in (pixels,raster,lazy_image) for name in absent if hasattr(m, name)]
     for module,name,_ in changed: setattr(module, name, None)
     try:
         dl = DataLoaders.from_store(store, bs=50, num_workers=0, normalize=False, device='cpu', **kwargs).train

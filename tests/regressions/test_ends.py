@@ -12,7 +12,7 @@ from PIL import Image
 
 from fastai.data.core import DataLoaders
 from fastai_remote import hf_samples, to_shards
-from fastai_remote.processes import OwnedFolder
+from fastai_remote.parallel import OwnedFolder
 from fastai_remote.ingest.stores import ShardStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
@@ -233,7 +233,7 @@ from fastai_remote.store.storage import Storage
 def test_only_what_is_certainly_left_is_removed(start, temporary, tmp_path):
     "Not the folder of a process that lives, of another machine, of another user's choice, or one behind a link"
     code = '''
-from fastai_remote.processes import OwnedFolder
+from fastai_remote.parallel import OwnedFolder
 folder = OwnedFolder('dataset')
 print(folder.name, flush=True)
 signal.pause()
