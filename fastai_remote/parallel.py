@@ -247,6 +247,15 @@ def _replace_old_workers():
     _modules.update(specs)
     _path[:] = sys.path
 
+_inherited = []   # executors of loky in a forked process; kept, because their end would end the parent's workers
+
+def _leave_workers_to_parent():
+    "In a forked process: the workers of loky are the parent's, which alone hears from them"
+    _inherited.append(reusable_executor._executor)
+    reusable_executor._executor = None
+
+os.register_at_fork(after_in_child=_leave_workers_to_parent)
+
 def _with_parent(backend):
     "A copy of `backend`, one of joblib's, whose worker processes call `end_with_parent` before anything else"
     backend,options = copy(backend),getattr(backend, 'backend_kwargs', {})

@@ -10,6 +10,7 @@ from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.parallel import parallel_map
 from inputs import encoded
+from interpreters import start_fork
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
 
@@ -66,6 +67,15 @@ def test_a_reloaded_module_is_what_workers_run(tmp_path, monkeypatch):
         importlib.reload(module)
         assert texts(module.fn)=={'new'} and texts(module.added)=={'added'} and not pids()&workers
     finally: del sys.modules['edited_module']
+
+@pytest.mark.timeout(100)
+def test_a_forked_process_has_workers_of_its_own():
+    "It inherits the executor of its parent, whose workers it can neither reach nor end"
+    def pids(): return {*parallel_map(lambda _: os.getpid(), range(8), 2)}
+    workers = pids()
+    forked = start_fork(pids)()
+    assert isinstance(forked, set), forked
+    assert not forked&workers and pids()&workers   # those of the parent are still there
 
 class Reversed(Codec):
     "A codec of texts that stores them reversed"
