@@ -13,7 +13,7 @@ from clusters import LocalCluster, several_servers, SLOTS
 from conftest import examples, wait_for
 from crashes import dies_at
 from fastai_remote import (MissingSample, RedisStore, RemoteDataset, ShardStore, StoreBusy, StoreError, StoreExists,
-    StoreFull, StoreNotFound, StoreUnavailable, TieredStore, to_redis, to_shards)
+    StoreFull, StoreNotFound, StoreUnavailable, TieredStore, redis_server, to_redis, to_shards)
 from fastai_remote.store.redis_parts import key_layout
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
@@ -99,6 +99,20 @@ def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
     with pytest.raises(StoreUnavailable, match='refused') as e:
         RedisStore(cluster.urls.replace('secret%20word', 'other'), 'd')
     assert 'other' not in str(e.value)
+
+@several_servers
+def test_no_chunk_is_written_twice(cluster, tmp_path):
+    "Each worker knows from the beginning that this is a cluster; finding it out would look like a restart"
+    log = tmp_path/'numbers'
+    def fn(i):
+        with log.open('a') as f: f.write(f'{i}\n')
+        return sample(i)
+    def conversions(url, num_workers):
+        log.write_text('')
+        to_redis(list(range(12)), url, 'd', fn=fn, chunk=4, num_workers=num_workers, overwrite=True, progress=False)
+        return sorted(log.read_text().split())
+    with redis_server() as single:
+        for num_workers in (0,1): assert conversions(cluster.url, num_workers)==conversions(single.url, num_workers)
 
 @several_servers
 def test_the_next_call_on_either_name_finishes_a_rename_that_was_killed(cluster):
