@@ -1,11 +1,11 @@
 "What threads and processes share is only touched under its lock"
-import fcntl, os
+import fcntl, os, shutil
 
 import numpy as np
 import pytest
 import redis
 
-from fastai_remote import ShardStore, TieredStore, to_shards
+from fastai_remote import index_shards, ShardStore, TieredStore, to_shards
 from fastai_remote.load.batch import SharedBuffers
 from fastai_remote.load.lazy_image import BatchMemory
 from fastai_remote.load.timed import Stopwatch
@@ -51,6 +51,14 @@ def test_indices_and_files_of_shards(folder):
     with indices.lock: assert len(indices.kept)==6
     store.new_epoch()
     with indices.lock: assert not indices.kept
+
+def test_an_epoch_opens_the_tars_of_others_again(folder, tmp_path):
+    shutil.copy(next(folder.glob('*.tar')), tmp_path/'a.tar')
+    store = index_shards(tmp_path, num_workers=0, progress=False).store
+    files = guard(store.part(0).whole_shards, 'files', 'wanted', 'failed')
+    assert files.get(0) is not None
+    store.new_epoch()
+    with files.lock: assert not files.files
 
 def test_whole_shards_in_a_cache(far, tmp_path):
     "They are fetched, opened, waited for, found damaged and fetched again"

@@ -156,3 +156,12 @@ def test_adding_tars_to_a_copy_records_its_times(one):
     one.put('b.tar', samples('old'))
     store = index_shards(one.folder, **ONE).store
     assert texts(store)==OLD and not store.part(0).whole_shards.compared
+
+@pytest.mark.slow
+def test_tars_are_compared_with_their_own_sizes_however_many_there_are(tmp_path):
+    "The sizes of a thousand files are asked for at once; the last one has another size"
+    one = Disk(tmp_path)
+    for i in range(1002): one.put(f'{i:04}.tar', [('0.txt', b'x'*(1+20_000*(i>1000)))])
+    index_shards(one.folder, **ONE)
+    one.put('1002.tar', [('0.txt', b'new')])
+    assert texts_of(index_shards(one.folder, **ONE).store, [1001,1002])==['x'*20_001,'new']
