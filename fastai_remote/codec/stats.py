@@ -42,12 +42,12 @@ class ImageStats:
     def add(self, im:Image.Image):
         "Add image `im` to the sums, as Pillow converts it to L or RGB: of 16 bits, what is above 255 becomes 255"
         if im.mode!='L': im = im.convert('L' if im.mode in ('1','I;16','LA') else 'RGB')
-        moments = _moments(im)
-        in_colour = len(moments)>1
+        in_colour,(width,height) = im.mode=='RGB',im.size
+        histograms = im.histogram()+im.convert('L').histogram() if in_colour else im.histogram()*4
+        values = np.arange(256)/255
+        moments = np.array(histograms, float).reshape(4, 256)@np.stack([values, values*values], 1)/(width*height)
         self.head[:2] += 1,in_colour
-        all_moments = np.concatenate([moments, _moments(im.convert('L'))] if in_colour else [moments]*4)
-        self.head[2:10] += all_moments.T.ravel()
-        width,height = im.size
+        self.head[2:10] += moments.T.ravel()
         self.head[10:12] += width,height
         self.head[12:] = np.maximum(self.head[12:], (-width,-height,width,height))
         small = np.asarray(im.resize((_side,_side), Image.Resampling.BOX, reducing_gap=2.))
@@ -121,9 +121,3 @@ def joined_summary(
     total = ImageStats.from_summary(summary, n)
     total += ImageStats.from_summary(more, n_more)
     return {**total.summary(), 'n':summary['n']+more['n']}
-
-def _moments(im):
-    "Mean and mean square of each channel of `im`, in 0..1: shape (channels, 2)"
-    values = np.arange(256)/255
-    histogram = np.array(im.histogram(), float).reshape(-1, 256)
-    return histogram@np.stack([values, values*values], 1)/(im.width*im.height)

@@ -218,7 +218,7 @@ class _Stored(IndexedSource):
         self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
     def read(self, numbers):
-        return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=max(1, len(numbers)))
+        return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=64)
     @property
     def load(self): return _Decode(self.codecs)
     as_is = AsIs(unchanged)
@@ -232,21 +232,18 @@ def stored_samples(
     "A source of the samples of a store; raises `ValueError` for a field that it does not have"
     return _Stored(store, fields)
 
-def _read_stored(opener, fields, numbers, size=64):
-    "Yields `(name, {field: value})` for samples of the store that `opener()` opens, for a `LazyPart`"
+def _read_stored(opener, fields, numbers):
+    """Yields `(name, {field: value})` for samples of the store that `opener()` opens, for a `LazyPart`
+
+    It is `(name, exception)` for a sample that is damaged or missing. Fields that a sample lacks are left out. If the
+    shards have keys of samples, `__key__` is added."""
     store = opener()
-    for k in range(0, len(numbers), size): yield from _stored_batch(store, fields, numbers[k:k+size])
-
-def _stored_batch(store, fields, numbers):
-    """Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing
-
-    Fields that a sample lacks are left out. If the shards have keys of samples, `__key__` is added."""
     specs = {f'{f}?' if store.may_lack(f) else f:f for f in fields}
     try: columns = store.get_many(numbers, list(specs), check=True)
     except (CorruptSample,MissingSample) as e:
         if len(numbers)==1: yield f'sample {numbers[0]}',e
         else:   # one by one, to find out which one it is
-            for k in range(len(numbers)): yield from _stored_batch(store, fields, numbers[k:k+1])
+            for k in range(len(numbers)): yield from _read_stored(opener, fields, numbers[k:k+1])
         return
     columns = {specs[spec]:stored_values(store, specs[spec], values) for spec,values in columns.items()}
     if store.shards is not None: columns['__key__'] = store.keys(numbers)
