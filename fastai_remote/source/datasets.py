@@ -114,7 +114,10 @@ class _OfSplits:
         for source in self.srcs.values():
             if not isinstance(source, DatasetSource): continue
             for field,labels in (source.vocab or {}).items():
-                if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
+                if merged[field][:len(labels)]==labels: continue
+                classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
+                raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would '
+                                 'change its meaning; give datasets of the same classes, labels as text, or vocab=')
         return merged
 
     @property
@@ -130,12 +133,6 @@ class _OfSplits:
         return AsIs(load, vocab, codecs, list(dict.fromkeys(note for o in parts.values() for note in o.notes)))
 
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
-
-    def _refuse_classes(self, field):
-        "Raise `ValueError` for splits whose classes of `field` differ"
-        classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
-        raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
-                         'meaning; give datasets of the same classes, labels as text, or vocab=')
 
     @property
     def notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.notes))

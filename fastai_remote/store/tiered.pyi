@@ -65,7 +65,8 @@ _SLOTS: Any
 def _of_shards(name):
     ...
 
-class _StoreAbove(Store):
+class TieredReader(Store):
+    for_users: Any
     manifest: Any
     shards: Any
     unchecked: Any
@@ -78,9 +79,6 @@ class _StoreAbove(Store):
     new_epoch: Any
     shard_url: Any
     compare_checksums: Any
-
-class TieredReader(_StoreAbove):
-    for_users: Any
     link: Any
     _write_timeout: Any
     prefix: Any
