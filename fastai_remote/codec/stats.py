@@ -30,12 +30,18 @@ def has_stats(k:int)->bool:
 
 class ImageStats:
     "Channel means, standard deviations, sizes and the mean image of some images, as sums that can be added up"
-    def __init__(self):
+    def __init__(self,
+        text:str=None # What `to_text` returned: the sums; default: there are no images yet
+    ):
         # 0: images; 1: those in colour; 2-5: sums of the means of red, green, blue, grey; 6-9: of their mean squares;
         # 10-11: sums of width and height; 12-15: maximum of -width, -height, width, height.
         self.head = np.zeros(16)
         self.head[12:] = -np.inf
         self.image = np.zeros((_side,_side,3), np.uint32)   # sum of the images, resized to 64 x 64
+        if text is None: return
+        b = base64.b64decode(text)
+        self.head = np.frombuffer(b, '>f8', 16).astype(float)
+        self.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
 
     def __len__(self): return int(self.head[0])
 
@@ -64,14 +70,6 @@ class ImageStats:
 
         Each sum of pixels is stored in 16 bits, and would overflow, without an error, for more images."""
         return base64.b64encode(self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()).decode()
-
-    @classmethod
-    def from_text(cls, text:str):
-        "The `ImageStats` of which `to_text` returned `text`"
-        res,b = cls(),base64.b64decode(text)
-        res.head = np.frombuffer(b, '>f8', 16).astype(float)
-        res.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
-        return res
 
     @classmethod
     def from_summary(cls,

@@ -424,7 +424,7 @@ class Storage(StorageLink):
             else: answers = fs.cat_ranges(files, *wanted, on_error='return', **limit)
             failure = None
             for k,file,answer in zip(list(todo), files, answers):
-                if _is_beyond_end(answer): answer = b''
+                if isinstance(answer, Exception) and _is_beyond_end(answer): answer = b''
                 if isinstance(answer, bytes) and not is_believed:
                     answer = _whole_answer(fs, file, answer, int(starts[k]), int(ends[k]), names[k])
                 is_missing = isinstance(answer, FileNotFoundError) and _error_code(answer)!='NoSuchBucket'
@@ -663,10 +663,10 @@ def _is_timeout(error):
     "Has the time of a call passed, or that of a wait in a client library?"
     return isinstance(error, TimeoutError) or 'Timeout' in type(error).__name__
 
-def _is_beyond_end(answer):
+def _is_beyond_end(error):
     "Is this the error of a range that starts beyond the end of its file?"
-    if not isinstance(answer, Exception) or isinstance(answer, FileNotFoundError): return False
-    return _error_code(answer) in ('InvalidRange','416') or _status(answer)==416
+    if isinstance(error, FileNotFoundError): return False
+    return _error_code(error) in ('InvalidRange','416') or _status(error)==416
 
 # What tells, in the answers of fsspec's file systems, that a file was written again; the first that there is
 _stamps = 'ETag','etag','LastModified','Last-Modified','last_modified','mtime','last_write_time','created'
