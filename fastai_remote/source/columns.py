@@ -307,8 +307,8 @@ def cell_value(
 class CellType:
     """What all cells of a column of a CSV file are, by the rules of `pandas.read_csv`, seen one after the other
 
-    They are `int64`, `float64` (also integers if some are missing), `bool`, or texts, which numbers of more than 64 bits
-    are, too. `is_whole` says whether all numbers are whole ones."""
+    They are `int64`, `float64` (also integers if some are missing), `bool`, or texts, also for numbers of more than 64
+    bits. `is_whole` says whether all numbers are whole ones."""
     def __init__(self):
         self.integers = self.floats = self.bools = self.is_whole = True
         self.missing = self.found = False

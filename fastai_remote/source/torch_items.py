@@ -376,7 +376,8 @@ class ItemLayout:
         position = part.place.strip('[]').replace('][', '.')
         known = self.known_fields.get(part.place)
         known = known or next((_TYPE_FIELDS[name] for name in part.types if name in _TYPE_FIELDS), None)
-        if self._are_box_labels(part): known = 'labels'
+        has_boxes = any(o.name=='boxes' for o in self.parts.values())
+        if part.name=='labels' and part.are_codes and has_boxes: known = 'labels'   # of torchvision's detection models
         if known and known not in taken: part.field = known
         elif part.name:
             is_label = part.name in ('label','labels') and part.kind=='cls' and 'cls' not in taken
@@ -391,10 +392,6 @@ class ItemLayout:
         if 'PILMask' in part.types: return True
         if part.name or part is images[0]: return False
         return part.modes<=set(_MASK_MODES) or part.modes=={'L'} and 'L' not in images[0].modes
-
-    def _are_box_labels(self, part):
-        "Is `part` the numbers of the classes of boxes, as for the detection models of torchvision?"
-        return part.name=='labels' and part.are_codes and any(o.name=='boxes' for o in self.parts.values())
 
     def _image_field(self, part):
         "The field for images: that of the format of their files, `img` for several formats, `png` without files"

@@ -632,17 +632,22 @@ class ShardIndices:
     def get(self,
         shards:list # Numbers of shards
     )->dict: # `{shard: ShardIndex}`, in the order of `shards`
-        """The indices of `shards`
+        """The indices of `shards`, from memory, from the cache, or from where they are stored
 
-        Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
+        Warns of damaged indices in the cache, and fetches them again. Raises `CorruptSample`, `MissingSample`,
+        `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         with self.lock:
             result = {shard:self.kept[shard] for shard in shards if shard in self.kept}
             for shard in result: self.kept.move_to_end(shard)
-        missing = [shard for shard in shards if shard not in result]
-        if missing:
-            new = self._read(missing)
-            self._keep(new, len(shards))
-            result |= new
+        missing,new = [shard for shard in shards if shard not in result],{}
+        for shard in () if self.part.storage.local or self.part.cache is None else missing:
+            try: index = self.cached(shard)
+            except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
+            else:
+                if index is not None: new[shard] = index
+        if missing: new |= self.stored([shard for shard in missing if shard not in new])
+        if new: self._keep(new, len(shards))
+        result |= new
         return {shard:result[shard] for shard in shards}
 
     def new_epoch(self):
@@ -668,18 +673,6 @@ class ShardIndices:
     def _forget(self, shard):
         index = self.kept.pop(shard, None)
         if index is not None: self.nbytes -= len(index.buf)+_OVERHEAD
-
-    def _read(self, shards):
-        """`{shard: ShardIndex}`, from the cache or from where they are stored, in any order
-
-        Warns of damaged indices in the cache, and fetches them again; raises what `get` raises."""
-        result = {}
-        for shard in () if self.part.storage.local or self.part.cache is None else shards:
-            try: index = self.cached(shard)
-            except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
-            else:
-                if index is not None: result[shard] = index
-        return result|self.stored([shard for shard in shards if shard not in result])
 
     def cached(self,
         shard:int # Number of a shard

@@ -165,17 +165,20 @@ _SLOTS = 256   # rows of counters, which forked processes share
 
 def _of_shards(name): return property(lambda self: getattr(self.store, name), doc='As of `store`, which has the shards')
 
-# %% ../../nbs/store/19_tiered.ipynb #0b4fb54a
-class TieredReader(Store):
-    """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
-
-    Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
-    for_users = 'clear','flush','held','hits','warm'
+class _StoreAbove(Store):
+    "A store with the samples of another one, `store`, which is asked for all that a subclass does not answer itself"
     manifest,shards,unchecked,why_missing = map(_of_shards, ('manifest','shards','unchecked','why_missing'))
     failures,keys,location,presence = map(_of_shards, ('failures','keys','location','presence'))
     check_cache,new_epoch,shard_url = map(_of_shards, ('check_cache','new_epoch','shard_url'))
     # `read_values` has compared values of Redis; the shards may have another copy of a damaged value
     compare_checksums = _of_shards('compare_checksums')
+
+# %% ../../nbs/store/19_tiered.ipynb #0b4fb54a
+class TieredReader(_StoreAbove):
+    """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
+
+    Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
+    for_users = 'clear','flush','held','hits','warm'
     def __init__(self,
         # A URL as for `RedisLink`, or a link; or a copy of the dataset, of which the keys are used
         redis:str|RedisLink|RedisReader,

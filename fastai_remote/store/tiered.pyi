@@ -65,8 +65,7 @@ _SLOTS: Any
 def _of_shards(name):
     ...
 
-class TieredReader(Store):
-    for_users: Any
+class _StoreAbove(Store):
     manifest: Any
     shards: Any
     unchecked: Any
@@ -79,6 +78,9 @@ class TieredReader(Store):
     new_epoch: Any
     shard_url: Any
     compare_checksums: Any
+
+class TieredReader(_StoreAbove):
+    for_users: Any
     link: Any
     _write_timeout: Any
     prefix: Any
