@@ -226,10 +226,6 @@ class Command:
         parser.add_argument('--traceback', action='store_true', help="Show Python's traceback of an error")
         return parser
 
-    def run(self, args):
-        "Do the work for `args`, the parser's namespace. Raises `UsageError`, `Damage`, errors of the package"
-        self.function(args, **without(vars(args), 'words', 'json', 'traceback', *PLACE_OPTIONS))
-
 def command(
     usage:str, # The words after the name of the command
     *functions, # Their parameters are options, and so are those of the decorated function that have a default

@@ -42,9 +42,9 @@ from .words import (
 URL_FILE = 'url'
 
 def memory_setting(text:str)->str:
-    "A number of bytes, or one with a unit such as `8gb`, in small letters; raises `ValueError` for any other text"
+    "A number of bytes, or one with a unit such as `8gb`, in small letters; raises `UsageError` for any other text"
     if not re.fullmatch(r'[0-9]+(k|kb|m|mb|g|gb)?', text.lower()):
-        raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
+        raise UsageError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
 
 def _saved_login(file):
@@ -73,7 +73,7 @@ def serving(
 )->RedisServer:
     """Start the server of a folder, a context manager; its URL is in `URL_FILE` of the folder
 
-    Raises `StoreBusy` if the folder has a server already, `ValueError` for `memory`, and `StoreError` if the server
+    Raises `StoreBusy` if the folder has a server already, `UsageError` for `memory`, and `StoreError` if the server
     does not start, such as for a port that is used, or if another file is where the URL is kept."""
     file,conf = Path(folder)/URL_FILE,{} if memory is None else {'maxmemory':memory_setting(memory)}
     saved_port,password = _saved_login(file)
@@ -99,7 +99,7 @@ def _signals_interrupt():
     finally:
         for signum,handler in before.items(): signal.signal(signum, handler)
 
-def _stop(server, say):
+def _stop(server):
     "Stop a `RedisServer`, and wait until it has saved its data; raises `StoreError` if a signal ends the waiting"
     saves = (f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
              f'see {server.dir}/server.log')
@@ -112,11 +112,11 @@ def _stop(server, say):
     except KeyboardInterrupt: raise StoreError(saves) from None
     finally: server.close(wait=False)
 
-def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print, say=print):
+def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print):
     """Run a private Redis server that keeps its data, as `serving` starts it, until SIGINT, SIGTERM or SIGHUP
 
-    `ready` is called with the server when it can be used, and `say` with a line of text.
-    A signal that this process ignores, as with `nohup`, stays ignored. Raises what `serving` raises, and `StoreError`
+    `ready` is called with the server when it can be used. A signal that this process ignores, as with `nohup`, stays
+    ignored. Raises what `serving` raises, and `StoreError`
     if the server ends by itself, or still saves its data when a second signal ends the waiting for it."""
     server = None
     with _signals_interrupt():
@@ -125,7 +125,7 @@ def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print, s
             ready(server)
             server.proc.wait()
         except KeyboardInterrupt:
-            if server is not None: _stop(server, say)   # else it was not yet ready, and has ended
+            if server is not None: _stop(server)   # else it was not yet ready, and has ended
             return
     log = (server.dir/'server.log').read_text(errors='replace')[-800:]
     server.close(wait=False)
@@ -509,8 +509,6 @@ def serve(args,
     the URL stays the same, unless `--port` changes it. The server accepts connections from this machine only."""
     if len(args.words)!=1: raise UsageError('one folder is needed')
     if port is not None and not 0<port<65536: raise UsageError(f'--port {port} is no TCP port')
-    try: memory_setting(memory or '0')
-    except ValueError as e: raise UsageError(str(e)) from None
     def ready(server):
         file,url = os.path.abspath(server.dir/URL_FILE),public_url(server.url)
         lines = [f'serving {server.dir} at {url}', 'in another shell, for all commands and for Python:',
@@ -518,7 +516,7 @@ def serve(args,
                  'Ctrl-C stops the server and keeps the data']
         show(args, dict(url=url, url_file=file, folder=str(server.dir), pid=server.proc.pid), '\n'.join(lines))
         sys.stdout.flush()
-    serve_folder(args.words[0], port, memory, ready, say)
+    serve_folder(args.words[0], port, memory, ready)
 
 @command('[URL [NAME]]', examples="""
       fastai_remote doctor
@@ -578,7 +576,7 @@ def run(argv:list)->int:
         chosen = command_of(argv[0])
         prog = f'fastai_remote {chosen.name}'
         args = chosen.parser().parse_intermixed_args([*map(with_dashes, argv[1:])])
-        chosen.run(args)
+        chosen.function(args, **without(vars(args), 'words', 'json', 'traceback', *PLACE_OPTIONS))
         return OK
     except Damage: return FOUND
     except BrokenPipeError: raise

@@ -377,9 +377,6 @@ class SourceKind:
     def options(self)->list:
         "The names of what the function takes besides the path"
         return list(signature(self.open).parameters)[1:]
-    def has(self, name:str)->bool:
-        "Is a file of this name one of this kind?"
-        return name.lower().endswith(self.suffixes)
 
 def saved_dataset(folder):
     "A dataset of HuggingFace that was saved to disk; raises `UsageError` without `datasets`, and for a list of folders"
@@ -422,7 +419,8 @@ def source_kind(path:str|Path)->str:
         for name,kind in SOURCE_KINDS.items():
             if any(next(path.glob(marker), None) for marker in kind.markers): return name
         names = list(islice(_files_in(path), 10_000))
-    found = {name:file for name,kind in SOURCE_KINDS.items() for file in names if kind.has(file)}
+    found = {name:file for name,kind in SOURCE_KINDS.items() for file in names
+             if file.lower().endswith(kind.suffixes)}
     if 'tars' in found: found.pop('parquet', None)   # img2dataset writes a parquet file beside each tar
     if len(found)==1: return next(iter(found))
     if found:

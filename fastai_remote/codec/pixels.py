@@ -15,7 +15,7 @@ from .images import check_image
 try: from fastai_remote.codec import _jpeg
 except ImportError: _jpeg = None   # there was no compiler or no libjpeg-turbo at installation: Pillow decodes
 try: from fastai_remote.codec import _pixels
-except ImportError: _pixels = None   # there was no compiler at installation: Pillow resizes
+except ImportError: _pixels = None   # there was no compiler at installation: Pillow resizes, and decodes PNGs
 
 # --- C modules
 
@@ -288,9 +288,6 @@ class PixelPlan:
 # for a plugin, reads each chunk in Python, and makes an image that NumPy then copies. A PNG with eight bits per channel
 # and nothing but pixels needs none of this. What is not so plain, or damaged in any way, goes through Pillow, which
 # also raises the right error.
-
-try: from fastai_remote.codec import _pixels
-except ImportError: _pixels = None   # there was no compiler at installation: Pillow decodes
 
 _png_start = b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
 

@@ -30,24 +30,30 @@ def has_stats(k:int)->bool:
 
 class ImageStats:
     "Channel means, standard deviations, sizes and the mean image of some images, as sums that can be added up"
-    def __init__(self):
+    def __init__(self,
+        text:str=None # What `to_text` returned: the sums; default: there are no images yet
+    ):
         # 0: images; 1: those in colour; 2-5: sums of the means of red, green, blue, grey; 6-9: of their mean squares;
         # 10-11: sums of width and height; 12-15: maximum of -width, -height, width, height.
         self.head = np.zeros(16)
         self.head[12:] = -np.inf
         self.image = np.zeros((_side,_side,3), np.uint32)   # sum of the images, resized to 64 x 64
+        if text is None: return
+        b = base64.b64decode(text)
+        self.head = np.frombuffer(b, '>f8', 16).astype(float)
+        self.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
 
     def __len__(self): return int(self.head[0])
 
     def add(self, im:Image.Image):
         "Add image `im` to the sums, as Pillow converts it to L or RGB: of 16 bits, what is above 255 becomes 255"
         if im.mode!='L': im = im.convert('L' if im.mode in ('1','I;16','LA') else 'RGB')
-        moments = _moments(im)
-        in_colour = len(moments)>1
+        in_colour,(width,height) = im.mode=='RGB',im.size
+        histograms = im.histogram()+im.convert('L').histogram() if in_colour else im.histogram()*4
+        values = np.arange(256)/255
+        moments = np.array(histograms, float).reshape(4, 256)@np.stack([values, values*values], 1)/(width*height)
         self.head[:2] += 1,in_colour
-        all_moments = np.concatenate([moments, _moments(im.convert('L'))] if in_colour else [moments]*4)
-        self.head[2:10] += all_moments.T.ravel()
-        width,height = im.size
+        self.head[2:10] += moments.T.ravel()
         self.head[10:12] += width,height
         self.head[12:] = np.maximum(self.head[12:], (-width,-height,width,height))
         small = np.asarray(im.resize((_side,_side), Image.Resampling.BOX, reducing_gap=2.))
@@ -64,14 +70,6 @@ class ImageStats:
 
         Each sum of pixels is stored in 16 bits, and would overflow, without an error, for more images."""
         return base64.b64encode(self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()).decode()
-
-    @classmethod
-    def from_text(cls, text:str):
-        "The `ImageStats` of which `to_text` returned `text`"
-        res,b = cls(),base64.b64decode(text)
-        res.head = np.frombuffer(b, '>f8', 16).astype(float)
-        res.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
-        return res
 
     @classmethod
     def from_summary(cls,
@@ -121,9 +119,3 @@ def joined_summary(
     total = ImageStats.from_summary(summary, n)
     total += ImageStats.from_summary(more, n_more)
     return {**total.summary(), 'n':summary['n']+more['n']}
-
-def _moments(im):
-    "Mean and mean square of each channel of `im`, in 0..1: shape (channels, 2)"
-    values = np.arange(256)/255
-    histogram = np.array(im.histogram(), float).reshape(-1, 256)
-    return histogram@np.stack([values, values*values], 1)/(im.width*im.height)

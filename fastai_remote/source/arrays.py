@@ -182,13 +182,11 @@ def _zarr(array, prefix=''):
     block = (getattr(array, 'shards', None) or array.chunks)[0]
     root = getattr(array.store, 'root', None) or getattr(array.store, 'path', None)
     if 'Memory' in type(array.store).__name__: column = ArrayColumn(None, (array,), block=block)
-    elif root is not None and os.path.isdir(root): column = _zarr_column(str(root), array.path, block)
+    elif root is not None and os.path.isdir(root):
+        stamp = _folder_stamp(os.path.join(root, array.path))
+        column = ArrayColumn(_open_zarr, (str(root), array.path, stamp), block=block)
     else: column = ArrayColumn(_array_in, (_Remote(array),), block=block)
     return _expanded(name, array, column)
-
-def _zarr_column(root, path, block):
-    "The `ArrayColumn` of the array `path` of zarr in folder `root`, which is read `block` rows at a time"
-    return ArrayColumn(_open_zarr, (root, path, _folder_stamp(os.path.join(root, path))), block=block)
 
 def _folder_stamp(folder):
     "A hash of names, sizes and times of modification of all files below `folder`: data may change in any of them"

@@ -298,7 +298,7 @@ def is_blank(
 
 def cell_value(
     cell:str, # Of a CSV file
-    dtype:str # Of its column, as `CellType.dtype`
+    dtype:str # Of its column, as `CellType` finds it
 ):
     "The number in a cell, or whether it says true; `None` for a blank cell, and `nan` in a column of floats"
     if is_blank(cell): return float('nan') if dtype=='float64' else None
@@ -307,8 +307,8 @@ def cell_value(
 class CellType:
     """What all cells of a column of a CSV file are, by the rules of `pandas.read_csv`, seen one after the other
 
-    `dtype` is `int64`, `float64` (also for integers if some are missing), `bool`, or `None` for texts and numbers of
-    more than 64 bits. `is_whole` says whether all numbers are whole ones."""
+    They are `int64`, `float64` (also integers if some are missing), `bool`, or texts, also for numbers of more than 64
+    bits. `is_whole` says whether all numbers are whole ones."""
     def __init__(self):
         self.integers = self.floats = self.bools = self.is_whole = True
         self.missing = self.found = False
@@ -336,14 +336,9 @@ class CellType:
     @property
     def column(self)->ColumnType:
         "The `ColumnType` of such a column"
-        if self.dtype is None: return ColumnType('cell', is_cell=True)
-        return ColumnType('number', self.dtype, is_cell=True, is_whole=self.is_whole)
-
-    @property
-    def dtype(self)->str:
-        if not self.found or self.is_text: return None
-        if not self.floats: return 'bool'
-        return 'int64' if self.integers and not self.missing else 'float64'
+        if not self.found or self.is_text: return ColumnType('cell', is_cell=True)
+        dtype = 'bool' if not self.floats else 'int64' if self.integers and not self.missing else 'float64'
+        return ColumnType('number', dtype, is_cell=True, is_whole=self.is_whole)
 
 def _is_64_bits(cell): return len(cell)<19 or len(cell)<100 and -2**63<=int(cell)<2**64
 

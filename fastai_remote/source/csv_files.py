@@ -54,17 +54,14 @@ class csv_samples(Planned, SampleStream):
         self.siblings = [self]   # of all splits: the cells of all of them say what a column holds; the first knows
         self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
 
-    def _delimiter_of(self, path):
-        is_tsv = path.name.lower().removesuffix('.gz').removesuffix('.xz').endswith('.tsv')
-        return self.delimiter or ('\t' if is_tsv else ',')
-
     def _lines(self, path):
         """Yields the `TablePlan` of a file by its header, and then `(line number, row)` for each row that is not empty
 
         The number is that of the row's last line, and `row` is `{column: text}`, or an exception if it cannot be read.
         Raises `ValueError`, `OSError`."""
+        is_tsv = path.name.lower().endswith(('.tsv','.tsv.gz','.tsv.xz'))
         with _opened(path) as f:
-            rows = csv.reader(f, delimiter=self._delimiter_of(path))
+            rows = csv.reader(f, delimiter=self.delimiter or ('\t' if is_tsv else ','))
             header = next(rows, None)
             _check_header(path, header)
             yield self._plan(path, header, {})

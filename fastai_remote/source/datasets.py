@@ -114,7 +114,10 @@ class _OfSplits:
         for source in self.srcs.values():
             if not isinstance(source, DatasetSource): continue
             for field,labels in (source.vocab or {}).items():
-                if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
+                if merged[field][:len(labels)]==labels: continue
+                classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
+                raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would '
+                                 'change its meaning; give datasets of the same classes, labels as text, or vocab=')
         return merged
 
     @property
@@ -130,12 +133,6 @@ class _OfSplits:
         return AsIs(load, vocab, codecs, list(dict.fromkeys(note for o in parts.values() for note in o.notes)))
 
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
-
-    def _refuse_classes(self, field):
-        "Raise `ValueError` for splits whose classes of `field` differ"
-        classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
-        raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
-                         'meaning; give datasets of the same classes, labels as text, or vocab=')
 
     @property
     def notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.notes))
@@ -218,7 +215,7 @@ class _Stored(IndexedSource):
         self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
     def read(self, numbers):
-        return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=max(1, len(numbers)))
+        return LazyPart(partial(_read_stored, self.store.opener(), self.fields), numbers, size=64)
     @property
     def load(self): return _Decode(self.codecs)
     as_is = AsIs(unchanged)
@@ -232,21 +229,18 @@ def stored_samples(
     "A source of the samples of a store; raises `ValueError` for a field that it does not have"
     return _Stored(store, fields)
 
-def _read_stored(opener, fields, numbers, size=64):
-    "Yields `(name, {field: value})` for samples of the store that `opener()` opens, for a `LazyPart`"
+def _read_stored(opener, fields, numbers):
+    """Yields `(name, {field: value})` for samples of the store that `opener()` opens, for a `LazyPart`
+
+    It is `(name, exception)` for a sample that is damaged or missing. Fields that a sample lacks are left out. If the
+    shards have keys of samples, `__key__` is added."""
     store = opener()
-    for k in range(0, len(numbers), size): yield from _stored_batch(store, fields, numbers[k:k+size])
-
-def _stored_batch(store, fields, numbers):
-    """Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing
-
-    Fields that a sample lacks are left out. If the shards have keys of samples, `__key__` is added."""
     specs = {f'{f}?' if store.may_lack(f) else f:f for f in fields}
     try: columns = store.get_many(numbers, list(specs), check=True)
     except (CorruptSample,MissingSample) as e:
         if len(numbers)==1: yield f'sample {numbers[0]}',e
         else:   # one by one, to find out which one it is
-            for k in range(len(numbers)): yield from _stored_batch(store, fields, numbers[k:k+1])
+            for k in range(len(numbers)): yield from _read_stored(opener, fields, numbers[k:k+1])
         return
     columns = {specs[spec]:stored_values(store, specs[spec], values) for spec,values in columns.items()}
     if store.shards is not None: columns['__key__'] = store.keys(numbers)
@@ -284,8 +278,6 @@ class _Decode:
 
 # --- as_source
 
-# `_KINDS` lists, in order, what an object may be.
-
 # Objects of other libraries are recognised by their members, so that none of these libraries needs to be imported.
 
 def _has(o, *members): return all(hasattr(o, member) for member in members)
@@ -294,10 +286,6 @@ def _is_fastai_datasets(o):
     "Is `o` a `Datasets` or `TfmdLists` of fastai with splits, and not one of these splits?"
     if not _has(o, 'n_subsets', 'subset', 'splits') or getattr(o, 'split_idx', None) is not None: return False
     return not any(isinstance(split, slice) for split in o.splits)   # a slice of all: there are no splits
-
-def _is_path(o):
-    "Is `o` a path alone? It does not say how to read what is there"
-    return isinstance(o, (str,Path))
 
 def _is_stream(o):
     """Has `o` an `__iter__`, but not both `__len__` and `__getitem__`, as a generator, a set, an `IterableDataset`?
@@ -309,25 +297,10 @@ def _is_stream(o):
 
 _ABSTRACT = 'torch.utils.data.dataset','Dataset.__getitem__'
 
-def _is_opaque(o):
-    "Does `o` lack `__len__` or `__getitem__`? Asked after `_is_stream`: it cannot be iterated over either"
-    return not _has(o, '__len__', '__getitem__')
-
-def _is_series(o):
-    "Is `o` a Series of pandas? Its `[]` looks up the index, not the position. DataFrames were found before"
-    return _has(o, 'iloc', 'to_numpy')
-
-def _is_list(o):
-    "Is `o` a list, a tuple, an array, or fastcore's `L`?"
-    return isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L'
-
-def _is_loader(o):
-    "Is `o` a `DataLoader` of PyTorch or fastai, or fastai's `DataLoaders`?"
-    return any(cls.__name__ in ('DataLoader','DataLoaders') and cls.__module__.startswith(('torch.','fastai.'))
-               for cls in type(o).__mro__)
-
 def _refuse_loader(o):
-    "Raise `TypeError`, which says what to give in place of a loader"
+    "Raise `TypeError`, which says what to give instead, for loaders of PyTorch or fastai, and fastai's `DataLoaders`"
+    if not any(cls.__name__ in ('DataLoader','DataLoaders') and cls.__module__.startswith(('torch.','fastai.'))
+               for cls in type(o).__mro__): return
     name = type(o).__name__
     if hasattr(o, 'loaders'):
         raise TypeError(f"{name}: its loaders return batches of transformed samples. Give the samples themselves: "
@@ -369,12 +342,10 @@ def _source_of_split(split, o, has_fn):
 
 def _from_list(items, has_fn):
     "The source of a list or array, by its first item: paths of tables, paths of images, or other items"
-    if has_fn: return _Items(items)
-    if len(items) and _is_path(items[0]) and is_table_path(items[0]): return table_samples(list(items))
-    is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
+    if has_fn or not len(items) or not isinstance(items[0], (str,Path)): return _Items(items)
+    if is_table_path(items[0]): return table_samples(list(items))
+    is_images = isinstance(items[0], Path) or _are_image_paths(items)
     return image_samples(items) if is_images else _Items(items)
-
-def _from_series(o, has_fn): return _from_list(o.to_numpy(), has_fn)
 
 def _from_path(o):
     "The source of a file of a table or of arrays, by its name; raises `TypeError`, or `FileNotFoundError` for a URL"
@@ -384,32 +355,6 @@ def _from_path(o):
     raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
                     'table_samples(…), array_samples(…), csv_samples(…), tar_samples(…)')
 
-def _is_one_value(o):
-    "Is `o` bytes, whose numbers are no samples, or an array of no dimension?"
-    return isinstance(o, (bytes,bytearray,memoryview)) or getattr(o, 'shape', None)==()
-
-def _refuse_value(o): raise TypeError(f'{type(o).__name__}: one value, and no samples: a list may hold it')
-
-def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
-
-_KINDS = (   # what an object may be, and what makes a source of it; the first that fits is used
-    (lambda o: isinstance(o, Source), unchanged),
-    (lambda o: isinstance(o, Store), _Stored),
-    (_is_loader, _refuse_loader),
-    (_is_one_value, _refuse_value),
-    (is_huggingface, hf_samples),
-    (_is_fastai_datasets, _from_datasets),
-    (is_dict_of_arrays, array_samples),
-    (lambda o: isinstance(o, dict), _from_dict),
-    (is_array_file, array_samples),
-    (is_table, table_samples),
-    (_is_path, _from_path),
-    (_is_stream, _Stream),
-    (_is_opaque, _refuse),
-    (_is_series, _from_series),
-    (_is_list, _from_list),
-    (lambda o: True, DatasetSource))   # it has a length and can be indexed
-
 def as_source(
     # A source, store, list, array, DataFrame, map-style dataset or iterator; a list of paths of images; the path of a
     # table or of arrays; or a dict of splits, `{split: one of these}`
@@ -417,17 +362,29 @@ def as_source(
     has_fn:bool=False, # Does an `fn` make the samples? It gets the elements of a list as they are, also paths
 )->Source: # `o` itself if it is a source
     "The source of the samples in `o`; raises `TypeError` if it is none of these kinds"
-    for is_kind,to_source in _KINDS:
-        if is_kind(o):
-            holds_elements = to_source in (_from_dict,_from_series,_from_list)
-            return to_source(o, has_fn) if holds_elements else to_source(o)
+    if isinstance(o, Source): return o
+    if isinstance(o, Store): return _Stored(o)
+    if isinstance(o, (list,tuple)) or type(o).__name__=='L': return _from_list(o, has_fn)
+    _refuse_loader(o)
+    if isinstance(o, (bytes,bytearray,memoryview)) or getattr(o, 'shape', None)==():
+        raise TypeError(f'{type(o).__name__}: one value, and no samples: a list may hold it')
+    if is_huggingface(o): return hf_samples(o)
+    if _is_fastai_datasets(o): return _from_datasets(o)
+    if is_dict_of_arrays(o) or is_array_file(o): return array_samples(o)
+    if isinstance(o, dict): return _from_dict(o, has_fn)
+    if is_table(o): return table_samples(o)
+    if isinstance(o, (str,Path)): return _from_path(o)   # it does not say how to read what is there
+    if _is_stream(o): return _Stream(o)
+    if not _has(o, '__len__', '__getitem__'):
+        raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
+    if isinstance(o, np.ndarray): return _from_list(o, has_fn)
+    # `[]` of a Series of pandas looks up its index, not the position
+    return _from_list(o.to_numpy(), has_fn) if _has(o, 'iloc', 'to_numpy') else DatasetSource(o)
 
 def _are_image_paths(items):
-    """Are `items`, of which there is at least one, strings that name image files, by their extensions?
+    """Are `items`, of which the first is a string, strings that name image files, by their extensions?
 
-    Raises `TypeError` if the first is a string and only some of them name images, or if one that does is a URL."""
-    if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
-    if not isinstance(items[0], str): return False
+    Raises `TypeError` if only some of them name images, or if one that does is a URL."""
     def is_path(o): return isinstance(o, str) and image_field(o) is not None
     first = is_path(items[0])
     for i,o in enumerate(items):

@@ -108,19 +108,18 @@ class SortedNames:
 
     Ten million names as `str` would take a gigabyte. Here each fifty thousand are sorted and packed, and then merged
     while they are read: the bytes of each name, and one more."""
-    def __init__(self): self.names,self.packed,self.length = [],[],0
+    def __init__(self): self.names,self.packed = [],[]
 
     def append(self, name:str):
         "Add `name`"
         self.names.append(name)
-        self.length += 1
         if len(self.names)==50_000: self._pack()
 
     def _pack(self):
         self.packed.append(b'\0'.join(map(os.fsencode, sorted(self.names))))   # no name contains a zero byte
         self.names = []
 
-    def __len__(self): return self.length
+    def __bool__(self): return bool(self.names or self.packed)
     def __iter__(self): return heapq.merge(*map(_unpacked, self.packed), sorted(self.names))
 
 def _unpacked(packed, size=4096):
@@ -171,7 +170,7 @@ def _image_files(folder, left_out, prefix='', above=(), without=()):
             if entry.name.startswith('.'): left_out[_hidden] += is_image
             elif _is_folder(entry, above, without): folders.append(entry.name)
             elif is_image: files.append(entry.name)
-    if not len(folders):
+    if not folders:
         for name in files: yield prefix+name
         return
     for name,is_folder in heapq.merge(zip(files, repeat(False)), zip(folders, repeat(True))):

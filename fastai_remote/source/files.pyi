@@ -57,7 +57,6 @@ class PathList:
 class SortedNames:
     names: Any
     packed: Any
-    length: Any
 
     def __init__(self):
         ...
@@ -68,7 +67,7 @@ class SortedNames:
     def _pack(self):
         ...
 
-    def __len__(self):
+    def __bool__(self):
         ...
 
     def __iter__(self):

@@ -142,7 +142,9 @@ class _PandasTable(Table):
         for name,dtype in table.dtypes.items():
             arrow = getattr(dtype, 'pyarrow_dtype', None)
             if arrow is None or 'time64[ns]' not in str(arrow): continue   # of which pandas drops the nanoseconds
-            for row,value in zip(rows, _time_values(name, arrow, table[name].array)): row[name] = value
+            import pyarrow as pa
+            values = pa.table({str(name):pa.array(table[name].array, arrow)})
+            for row,value in zip(rows, arrow_rows(values, np.arange(len(table)))): row[name] = value[str(name)]
         return rows
     def _values(self, name, start, stop): return self.table[name].iloc[start:stop].tolist()
 
@@ -157,11 +159,6 @@ class _PandasTable(Table):
         for k in range(0, len(self), part):
             hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
         return hashed.hexdigest()
-
-def _time_values(name, type, array):
-    "List of the times, as text, in an array of pandas of Arrow's `type` `time64[ns]`; `TypeError` if they are nested"
-    import pyarrow as pa
-    return _arrow_values(pa.field(str(name), type), pa.array(array, type), np.arange(len(array)))
 
 # Of columns of objects, as pandas calls them; of others it would hash the `repr`, with memory addresses
 _PLAIN_KINDS = {'string','bytes','floating','integer','mixed-integer-float','decimal','boolean','date','datetime',
@@ -616,7 +613,8 @@ def _from_files(files, options):
     if not is_url: require(first, Path(first).exists())
     if not is_url and not Path(first).is_dir() and not is_table_path(first):
         raise ValueError(f"{first}: not a table by its name: {', '.join(_PARQUET+CSV_EXTENSIONS+_ARROW)}")
-    dataset = _import_arrow(first)
+    import_arrow(first)
+    from pyarrow.dataset import dataset
     paths = list(map(str, list_files(files, _PARQUET))) if not is_url else files
     kind = 'feather' if first.lower().endswith(_ARROW) else 'parquet'
     try: return _from_arrow(dataset(paths, format=kind, partitioning='hive'), options)
@@ -636,9 +634,10 @@ def _check_one_kind(paths):
         raise ValueError(f'{shown_path(paths[0])} and {shown_path(other)} are files of different kinds: give a list of '
                          'files of one kind')
 
-def _import_arrow(path):
-    "The function `pyarrow.dataset.dataset`; raises `ImportError`, which names `path`"
-    try: from pyarrow.dataset import dataset
+def import_arrow(
+    path # Of a file
+):
+    "Raises `ImportError`, which names `path`, if pyarrow is not installed"
+    try: import pyarrow.dataset  # noqa: F401
     except ImportError as e:
         raise ImportError(f'{shown_path(path)}: pyarrow reads such files: pip install fastai_remote[tables]') from e
-    return dataset

@@ -134,7 +134,10 @@ class FeaturePlan(TablePlan):
     def _add(self, name, field, format=None, asked=False):
         super()._add(name, field)
         try: _refuse_inside(self.features[name])
-        except TypeError as e: raise _no_field(name, e) from None
+        except TypeError as e:
+            raise TypeError(f'column {name!r}: {e}: there is no field for them. Leave the column out with '
+                            f'hf_samples(dataset, fields={{{name!r}: None}}), or convert it with dataset.map or '
+                            'dataset.cast_column') from None
         kind = self.types[name]
         self.columns[-1] = _FeatureColumn(name, field, kind.kind, kind.dtype, feature=self.dicts[name])
 
@@ -142,12 +145,6 @@ class FeaturePlan(TablePlan):
         modes = {column.name:getattr(self.features[column.name], 'mode', None) for column in self.columns}
         self.notes += [f'mode={mode!r} of column {name!r} is not applied: files are stored as they are'
                        for name,mode in modes.items() if mode]
-
-def _no_field(column, why):
-    "The `TypeError` for a column that no field can store"
-    return TypeError(f'column {column!r}: {why}: there is no field for them. Leave the column out with '
-                     f'hf_samples(dataset, fields={{{column!r}: None}}), or convert it with dataset.map or '
-                     'dataset.cast_column')
 
 # %% ../../nbs/source/08_huggingface.ipynb #062bb454
 class HFSource(Planned):
@@ -159,10 +156,9 @@ class HFSource(Planned):
         fields:dict # As of `hf_samples`
     ):
         "Set `plan`; raises what `FeaturePlan` and `TablePlan.check` raise"
-        self.plan = self._plan(fields)
+        self.plan = FeaturePlan(self.features, fields, self._formats, self._decide)
         self.plan.check()
 
-    def _plan(self, fields): return FeaturePlan(self.features, fields, self._formats, self._decide)
     def _column(self, name): raise NotImplementedError   # values of a column, of the rows that are looked at
 
     def _formats(self, name):

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core import parse_json
 from .base import AsIs, read_file
 from .columns import column_name, ColumnOptions, TablePlan
-from .frames import arrow_rows, arrow_types
+from .frames import arrow_rows, arrow_types, import_arrow
 from .files import file_stamps, list_files
 from .tars import tar_samples
 
@@ -87,9 +87,8 @@ def _plan(tables, columns):
     `columns` is `{column: field}`, or a list of columns. Raises `FileNotFoundError`, `ImportError`, `ValueError`."""
     missing = next((path for path in tables if not path.is_file()), None)
     if missing: raise FileNotFoundError(f'{missing}: no such file, from which columns= would be read')
-    try: from pyarrow.parquet import ParquetFile
-    except ImportError as e:
-        raise ImportError(f'{tables[0]}: pyarrow reads such files: pip install fastai_remote[tables]') from e
+    import_arrow(tables[0])
+    from pyarrow.parquet import ParquetFile
     with ParquetFile(tables[0]) as file:
         first = next(file.iter_batches(20), None)
         types = arrow_types(file.schema_arrow)

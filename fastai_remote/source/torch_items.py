@@ -42,18 +42,14 @@ def _fields_of_celeba(dataset):
     names,kinds = {'bbox':'bbox.xywh.npy', 'landmarks':'landmarks.npy'},dataset.target_type
     return {'[1]' if len(kinds)==1 else f'[1][{k}]':names[kind] for k,kind in enumerate(kinds) if kind in names}
 
-@dataclass
-class _AnnotatedBoxes:
-    """item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes
+def _annotated_boxes(item, objects, names):
+    """`{field: value}` of an item: the boxes in the annotations of torchvision, and the labels of their classes
 
-    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list."""
-    objects:object # `objects(target, names)` -> list of (corners, label)
-    names:dict=None # `{number of a class: its name}`
-
-    def __call__(self, item):
-        found = self.objects(item[1] or [], self.names)
-        boxes = np.array([box for box,_ in found], np.float32).reshape(-1, 4)
-        return {'boxes.npy':boxes, 'boxes.labels':[label for _,label in found]}
+    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list. `objects`
+    and `names`: as in `_Known`."""
+    found = objects(item[1] or [], names)
+    boxes = np.array([box for box,_ in found], np.float32).reshape(-1, 4)
+    return {'boxes.npy':boxes, 'boxes.labels':[label for _,label in found]}
 
 def _coco_objects(target, names):
     def corners(x, y, w, h): return x,y,x+w,y+h
@@ -65,9 +61,7 @@ def _voc_objects(target, names):
 
 def _kitti_objects(target, names): return [(o['bbox'], o['type']) for o in target]
 
-def _coco_boxes(dataset):
-    names = {number:category['name'] for number,category in dataset.coco.cats.items()}
-    return _AnnotatedBoxes(_coco_objects, names)
+def _names_of_coco(dataset): return {number:category['name'] for number,category in dataset.coco.cats.items()}
 
 @dataclass
 class _Known:
@@ -75,7 +69,9 @@ class _Known:
     names:object = None # dataset -> names of its classes, if they are elsewhere or depend on the target that was chosen
     captions:str = None # Name of the second value, if it is one caption or several, and no label
     fields:object = None # dataset -> `{place: field}` where boxes are (x, y, width, height), or arrays are points
-    boxes:object = None # dataset -> the `_AnnotatedBoxes` of its items, or `None`
+    # dataset -> `(objects, {number of a class: its name} or None)`, or `None`; `objects(target, names)` returns a list
+    # of the corners and the label of each box
+    boxes:object = None
     note:str = None # For the report
 
 _COCO_NOTE = ('class names are left out: annotations have a category_id, and dataset.coco.cats has its name; fn= can '
@@ -83,15 +79,15 @@ _COCO_NOTE = ('class names are left out: annotations have a category_id, and dat
 _KNOWN = {
     'CelebA': _Known(fields=_fields_of_celeba),
     'CocoCaptions': _Known(captions='captions'),
-    'CocoDetection': _Known(boxes=_coco_boxes, note=_COCO_NOTE),
+    'CocoDetection': _Known(boxes=lambda dataset: (_coco_objects, _names_of_coco(dataset)), note=_COCO_NOTE),
     'Flickr30k': _Known(captions='captions'),
     'Flickr8k': _Known(captions='captions'),
     'INaturalist': _Known(names=_names_of_species),
-    'Kitti': _Known(boxes=lambda dataset: _AnnotatedBoxes(_kitti_objects) if dataset.train else None),
+    'Kitti': _Known(boxes=lambda dataset: (_kitti_objects, None) if dataset.train else None),
     'Omniglot': _Known(names=lambda dataset: dataset._characters),
     'OxfordIIITPet': _Known(names=_names_of_pets),
     'SBU': _Known(captions='caption'),
-    'VOCDetection': _Known(boxes=lambda dataset: _AnnotatedBoxes(_voc_objects)),
+    'VOCDetection': _Known(boxes=lambda dataset: (_voc_objects, None)),
     'WIDERFace': _Known(fields=lambda dataset: {"[1]['bbox']":'bbox.xywh.npy'}),
 }
 
@@ -253,8 +249,6 @@ def _same_pixels(opened, image):
 # of tensors, or a tuple of these. `flat_items` takes tuples apart, and dicts if they contain arrays. Other lists and
 # dicts, such as the annotations of COCO and VOC, are stored as JSON.
 
-def _is_namedtuple(o): return isinstance(o, tuple) and hasattr(o, '_asdict')
-
 def _has_arrays(o):
     "Is `o` an array, a tensor, an image or a scalar of NumPy or PyTorch, or a dict with one of these in it?"
     if isinstance(o, Mapping): return any(_has_arrays(value) for value in o.values())
@@ -270,7 +264,7 @@ def flat_items(
     An item that is a tuple or a dict is taken apart, and so is a list with arrays, images or scalars of NumPy or
     PyTorch in it. Of what is inside, so are tuples, and dicts and namedtuples with such values. Other dicts and lists
     are values."""
-    if _is_namedtuple(item): item = item._asdict()
+    if isinstance(item, tuple) and hasattr(item, '_asdict'): item = item._asdict()   # a namedtuple
     is_tuple = isinstance(item, tuple) or isinstance(item, list) and not place and any(map(_has_arrays, item))
     if is_tuple:
         for k,value in enumerate(item): yield from flat_items(value, name, f'{place}[{k}]')
@@ -329,22 +323,15 @@ def _format_field(image): return {'JPEG':'jpg', 'MPO':'jpg', 'PNG':'png', 'WEBP'
 # ones are called by their position in the tuple, such as `1.png`. The second image is a mask if its mode is that of
 # masks.
 
-def _known_fields(dataset):
-    "`{place: field}`, see `_Known`; `None` for other datasets, and with a `target_transform`"
-    find = _known(dataset).fields
-    return find(dataset) if find and getattr(dataset, 'target_transform', None) is None else None
+def _known_of_all(datasets, what, transform):
+    """The value of `_Known.fields` or `boxes`, as `what` says, for each of `datasets` if it is the same for all
 
-def _known_boxes(dataset):
-    """The `_AnnotatedBoxes` of a dataset, see `_Known`
-
-    `None` for other datasets, and if the dataset has any transform: it may move what the boxes surround."""
-    find = _known(dataset).boxes
-    return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
-
-def _common_value(function, datasets):
-    "The value of `function` for each of `datasets` if it is the same for all; else, or without datasets, `None`"
-    values = [function(dataset) for dataset in datasets]
-    return values[0] if values and all(value==values[0] for value in values) else None
+    It is `None` otherwise, and if one has an attribute `transform`: that may change labels, or what boxes surround."""
+    found = []
+    for dataset in datasets:
+        find = getattr(_known(dataset), what) if getattr(dataset, transform, None) is None else None
+        found.append(find and find(dataset))
+    return found[0] if found and all(o==found[0] for o in found) else None
 
 _MASK_MODES = 'P','1','I','I;16'
 _TYPE_FIELDS = {'TensorBBox':'boxes.npy', 'TensorPoint':'points.npy'}   # of fastai
@@ -366,8 +353,8 @@ class ItemLayout:
         self.parts = {place:part for place,part in self.parts.items() if part.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
         parts = [part for dataset in datasets for part in _innermost(dataset)]
-        self.known_fields = _common_value(_known_fields, parts) or {}
-        self.boxes = _common_value(_known_boxes, parts)
+        self.known_fields = _known_of_all(parts, 'fields', 'target_transform') or {}
+        self.boxes = _known_of_all(parts, 'boxes', 'transforms')
         for part in self.parts.values(): self._choose_field(part)
 
     def _look(self, dataset, i):
@@ -389,7 +376,8 @@ class ItemLayout:
         position = part.place.strip('[]').replace('][', '.')
         known = self.known_fields.get(part.place)
         known = known or next((_TYPE_FIELDS[name] for name in part.types if name in _TYPE_FIELDS), None)
-        if self._are_box_labels(part): known = 'labels'
+        has_boxes = any(o.name=='boxes' for o in self.parts.values())
+        if part.name=='labels' and part.are_codes and has_boxes: known = 'labels'   # of torchvision's detection models
         if known and known not in taken: part.field = known
         elif part.name:
             is_label = part.name in ('label','labels') and part.kind=='cls' and 'cls' not in taken
@@ -404,10 +392,6 @@ class ItemLayout:
         if 'PILMask' in part.types: return True
         if part.name or part is images[0]: return False
         return part.modes<=set(_MASK_MODES) or part.modes=={'L'} and 'L' not in images[0].modes
-
-    def _are_box_labels(self, part):
-        "Is `part` the numbers of the classes of boxes, as for the detection models of torchvision?"
-        return part.name=='labels' and part.are_codes and any(o.name=='boxes' for o in self.parts.values())
 
     def _image_field(self, part):
         "The field for images: that of the format of their files, `img` for several formats, `png` without files"
@@ -481,7 +465,7 @@ class _LoadSample(_LoadItem):
             sample[part.field] = self._value(part, value, files)
         missing = [place for place,part in self.parts.items() if part.field not in sample]
         if missing: raise ValueError(f'item{missing[0]} is missing, which other items have')
-        return sample if self.boxes is None else {**sample, **self.boxes(item)}
+        return sample if self.boxes is None else {**sample, **_annotated_boxes(item, *self.boxes)}
 
     def _value(self, part, value, files):
         """What the field of `part` stores for `value`
@@ -595,13 +579,12 @@ class DatasetSource(IndexedSource):
 
     def _item_text(self, i):
         "Text that identifies item `i`; empty if the item is another one each time, although generators begin anew"
-        texts = {_item_repr(self.items, i) for _ in range(2)}
+        texts = set()
+        for _ in range(2):
+            with _seeded():
+                try: texts.add(stable_repr(self.items[i]))
+                except Exception as e: texts.add(stable_repr(e))   # the item is a failed sample later
         return texts.pop() if len(texts)==1 else ''
-
-def _item_repr(items, i):
-    with _seeded():
-        try: return stable_repr(items[i])
-        except Exception as e: return stable_repr(e)   # the item is a failed sample later
 
 @contextmanager
 def _seeded():

@@ -9,6 +9,7 @@ from copy import copy
 from functools import lru_cache, partial
 
 import numpy as np
+from fastcore.basics import chunked
 from zlib_ng.zlib_ng import crc32
 
 from ..codec.fields import number_extension
@@ -38,12 +39,6 @@ _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the c
 _MAX_BLOCK = 1<<24   # bytes of the keys of one block
 _MAX_RECORD = 1<<32   # bytes of memory for the record, which is only read when tars are indexed again
 
-def _pack_keys(keys):
-    "`(content, ends)`: the `keys`, `str`, compressed block by block, `bytes`; where each block ends, a uint32 array"
-    blocks = [zlib.compress('\0'.join(keys[k:k+_KEYS_PER_BLOCK]).encode('utf-8', 'surrogateescape'))
-              for k in range(0, len(keys), _KEYS_PER_BLOCK)]
-    return b''.join(blocks),np.cumsum([len(block) for block in blocks], dtype=np.uint32)
-
 def pack_index(
     columns:dict, # `{column: array}`, all of the same length
     labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
@@ -62,7 +57,9 @@ def pack_index(
     for name,values in columns.items(): entries.append([name, values.dtype.str[1:], append(values)])
     if n is None: n = len(next(iter(columns.values())))
     if keys is not None:
-        content,ends = _pack_keys(keys)
+        blocks = [zlib.compress('\0'.join(some).encode('utf-8', 'surrogateescape'))
+                  for some in chunked(keys, _KEYS_PER_BLOCK)]
+        content,ends = b''.join(blocks),np.cumsum([len(block) for block in blocks], dtype=np.uint32)
         key_entries = {_KEY_BYTES:[append(np.frombuffer(content, 'u1')), len(content)],
                        _KEY_ENDS:[append(ends), len(ends)]}
     body = b''.join(parts)
@@ -212,8 +209,6 @@ class SummingFile:
         self.f.write(b)
         self.size,self.crc = self.size+len(b),crc32(b, self.crc)
 
-def _is_checksum(name, fields): return name.endswith('.crc') and name.removesuffix('.crc') in fields
-
 class IndexColumns:
     "The columns of an index while its shard is written, some bytes per sample, and the keys of the samples"
     def __init__(self,
@@ -223,8 +218,8 @@ class IndexColumns:
         self.n,self.labels,self.keys = 0,{},[]
         self.counts = {} # `{field: number of samples that have it}`
         self.absent = {} # `{fixed-width field: positions of the samples that lack it}`
-        for f,entry in fields.items():
-            if not _is_checksum(f, fields): self.add_field(f, entry)
+        for f,entry in fields.items():   # but checksums, which belong to their fields
+            if not (f.endswith('.crc') and f.removesuffix('.crc') in fields): self.add_field(f, entry)
 
     def add_field(self,
         f:str, # A field that the samples added so far do not have
@@ -637,17 +632,22 @@ class ShardIndices:
     def get(self,
         shards:list # Numbers of shards
     )->dict: # `{shard: ShardIndex}`, in the order of `shards`
-        """The indices of `shards`
+        """The indices of `shards`, from memory, from the cache, or from where they are stored
 
-        Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
+        Warns of damaged indices in the cache, and fetches them again. Raises `CorruptSample`, `MissingSample`,
+        `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         with self.lock:
             result = {shard:self.kept[shard] for shard in shards if shard in self.kept}
             for shard in result: self.kept.move_to_end(shard)
-        missing = [shard for shard in shards if shard not in result]
-        if missing:
-            new = self._read(missing)
-            self._keep(new, len(shards))
-            result |= new
+        missing,new = [shard for shard in shards if shard not in result],{}
+        for shard in () if self.part.storage.local or self.part.cache is None else missing:
+            try: index = self.cached(shard)
+            except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
+            else:
+                if index is not None: new[shard] = index
+        if missing: new |= self.stored([shard for shard in missing if shard not in new])
+        if new: self._keep(new, len(shards))
+        result |= new
         return {shard:result[shard] for shard in shards}
 
     def new_epoch(self):
@@ -674,18 +674,6 @@ class ShardIndices:
         index = self.kept.pop(shard, None)
         if index is not None: self.nbytes -= len(index.buf)+_OVERHEAD
 
-    def _read(self, shards):
-        """`{shard: ShardIndex}`, from the cache or from where they are stored, in any order
-
-        Warns of damaged indices in the cache, and fetches them again; raises what `get` raises."""
-        result = {}
-        for shard in () if self.part.storage.local or self.part.cache is None else shards:
-            try: index = self.cached(shard)
-            except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
-            else:
-                if index is not None: result[shard] = index
-        return result|self.stored([shard for shard in shards if shard not in result])
-
     def cached(self,
         shard:int # Number of a shard
     )->ShardIndex: # `None` if it is not in the cache
@@ -706,23 +694,21 @@ class ShardIndices:
     )->dict: # `{shard: ShardIndex}`, in any order
         "The indices of `shards`, read from where they are stored, and put into the cache; raises what `get` raises"
         storage,cache,result,damaged = self.part.storage,self.part.cache,{},[]
-        for shard,content in zip(shards, self._contents(shards)):
+        # on this machine, one byte more shows that a file is longer
+        ends = (self.part.table.idx[shards].astype(np.int64)+storage.local).tolist()
+        for shard,content in zip(shards, storage.ranges([self.file(shard) for shard in shards], [0]*len(shards), ends)):
             if content is None: raise self._missing_error(shard)
             try: result[shard] = self._parse(shard, content)
             except CorruptSample as e:
-                if storage.local or not again: raise self._damaged_error(e) from None
                 damaged.append(shard)
-                continue
+                if again and not storage.local: continue
+                self.part.store.check_version(is_missing=True)
+                raise CorruptSample(f'{e}: damaged in {storage.url}; put back a copy of this file, or ingest '
+                                    'again') from None
             if storage.local or cache is None: continue
             fd = cache.fetch(self._key(shard), len(content), lambda f, content=content: f.write(content))
             if fd is not None: os.close(fd)
         return result|self.stored(damaged, again=False) if damaged else result
-
-    def _contents(self, shards):
-        "The `bytes` of the index files of `shards`, `None` for one that does not exist"
-        storage,files,sizes = self.part.storage,[self.file(shard) for shard in shards],self.part.table.idx[shards]
-        # on this machine, one byte more shows that a file is longer
-        return storage.ranges(files, [0]*len(files), (sizes.astype(np.int64)+storage.local).tolist())
 
     def _parse(self, shard, content, where=''):
         """The `ShardIndex` in `content`, the bytes of its file
@@ -739,12 +725,6 @@ class ShardIndices:
         if index.n!=table.n[shard]:
             raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[shard]:,}')
         return index
-
-    def _damaged_error(self, error):
-        "The error to raise when an index is damaged where it is stored, as `error` says; `StoreNotFound` if replaced"
-        self.part.store.check_version(is_missing=True)
-        return CorruptSample(f'{error}: damaged in {self.part.storage.url}; put back a copy of this file, or ingest '
-                             'again')
 
     def _missing_error(self, shard):
         "The error to raise when the file of an index does not exist: `MissingSample`; `StoreNotFound` if replaced"

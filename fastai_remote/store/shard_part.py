@@ -331,12 +331,6 @@ class ShardPart(Part):
 
     # Errors
 
-    def cut_off_error(self, number, place, field, received, length)->CorruptSample:
-        "The error to raise for a value of which only `received` of `length` bytes came; `StoreNotFound` if replaced"
-        self.store.check_version(is_missing=True)
-        return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(place, field)}: '
-                             f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
-
     def changed_error(self,
         shard:int, # Number of the shard
         why:str # What is different
@@ -465,7 +459,7 @@ class ShardPart(Part):
     def _other_copy(self, span, received):
         """Another copy of a shard than the one that is cut off, as a file; `None` if its values are read one by one
 
-        The copy in the cache is removed. Raises what `cut_off_error` raises if there is no other copy."""
+        The copy in the cache is removed. Raises what `Span.cut_off` raises if there is no other copy."""
         if self.in_place(span.shard): raise span.cut_off(received)
         self.whole_shards.drop(span.shard)
         return self.whole_shards.get(span.shard) if self.table.compression(span.shard) else None
@@ -490,13 +484,19 @@ class Span(NamedTuple):
     def put(self,
         value:bytes # What was read
     ):
-        "Put the value where it belongs; raises `CorruptSample` if it is too short, and what `cut_off_error` raises"
+        "Put the value where it belongs; raises `CorruptSample` if it is too short, and what `cut_off` raises"
         if len(value)<self.length: raise self.cut_off(len(value))
         self.values[self.place] = value
 
-    def cut_off(self, received):
-        number,place = self.request.numbers[self.place],int(self.request.places[self.place])
-        return self.part.cut_off_error(number, place, self.field, received, self.length)
+    def cut_off(self,
+        received:int # Bytes of the value that came
+    )->CorruptSample:
+        "The error to raise if that is not all of it; raises `StoreNotFound` if the dataset was replaced"
+        part,number = self.part,self.request.numbers[self.place]
+        part.store.check_version(is_missing=True)
+        where = part.location(int(self.request.places[self.place]), self.field)
+        return CorruptSample(f'{part.name}: sample {number}, field {self.field!r}{where}: {received:,} of '
+                             f'{self.length:,} bytes: the shard is cut off, or not the one that was indexed')
 
 def _read_spans(tars, spans):
     """Read `spans`, a list of `Span`, from the folder `tars`, neighbours in one request; sorts `spans`

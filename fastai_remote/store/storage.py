@@ -7,9 +7,10 @@ from multiprocessing.context import get_spawning_popen
 from urllib.parse import unquote
 
 import fsspec
+from fastcore.basics import chunked
 
 from ..clock import monotonic
-from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable
+from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from ..parallel import OwnedFolder
 from .connection import (
     call_in_thread, chain_links, check_seconds, DeadlinePassed, hidden_names, Opener, public_options, public_url,
@@ -423,7 +424,7 @@ class Storage(StorageLink):
             else: answers = fs.cat_ranges(files, *wanted, on_error='return', **limit)
             failure = None
             for k,file,answer in zip(list(todo), files, answers):
-                if _is_beyond_end(answer): answer = b''
+                if isinstance(answer, Exception) and _is_beyond_end(answer): answer = b''
                 if isinstance(answer, bytes) and not is_believed:
                     answer = _whole_answer(fs, file, answer, int(starts[k]), int(ends[k]), names[k])
                 is_missing = isinstance(answer, FileNotFoundError) and _error_code(answer)!='NoSuchBucket'
@@ -577,15 +578,13 @@ class Storage(StorageLink):
 
     def remove(self,
         names:list, # Files of the folder; those that do not exist are ignored
-        step:int=1000 # Files per request
     ):
         """Remove files; raises `StoreUnavailable`
 
         Of a symbolic link, also of one in place of a folder on the way to a file, the link is removed, and nothing that
         is behind it."""
         names = [self._link_above(name) or name for name in names]
-        for k in range(0, len(names), step):
-            group = names[k:k+step]
+        for group in chunked(names, 1000):   # of a request
             if len(group)>1 and self.call(lambda fs: self._remove_together(fs, group)): continue
             for name in group:
                 with suppress(FileNotFoundError):
@@ -644,15 +643,6 @@ def open_regular(
     os.close(fd)
     raise StoreUnavailable(f'{path}: not a regular file')
 
-def _pieces_at(path, start, end, step=1<<20):
-    "Yields the bytes from `start` to `end`, or to the end of the file, of a regular file on this machine, in pieces"
-    fd = open_regular(path)
-    try:
-        while start<end and (piece:=os.pread(fd, min(step, end-start), start)):
-            yield piece
-            start += len(piece)
-    finally: os.close(fd)
-
 def _whole_answer(fs, file, answer, start, end, name):
     "`answer`, the bytes of a range of the file `name`; a `ShortAnswer` if it ends before the range and the file do"
     if len(answer)==end-start: return answer
@@ -663,17 +653,20 @@ def _whole_answer(fs, file, answer, start, end, name):
 
 def _content_at(path, start, end):
     "The bytes from `start` to `end`, or to the end of the file; the error, as from `cat_ranges`, if that fails"
-    try: return limited(_pieces_at(path, start, end), end-start)
+    try:
+        with open(open_regular(path), 'rb') as file:
+            file.seek(start)
+            return file.read(max(0, min(end, os.fstat(file.fileno()).st_size)-start))   # memory for what is there only
     except Exception as e: return e.with_traceback(None)   # which would keep the frames that keep the error
 
 def _is_timeout(error):
     "Has the time of a call passed, or that of a wait in a client library?"
     return isinstance(error, TimeoutError) or 'Timeout' in type(error).__name__
 
-def _is_beyond_end(answer):
+def _is_beyond_end(error):
     "Is this the error of a range that starts beyond the end of its file?"
-    if not isinstance(answer, Exception) or isinstance(answer, FileNotFoundError): return False
-    return _error_code(answer) in ('InvalidRange','416') or _status(answer)==416
+    if isinstance(error, FileNotFoundError): return False
+    return _error_code(error) in ('InvalidRange','416') or _status(error)==416
 
 # What tells, in the answers of fsspec's file systems, that a file was written again; the first that there is
 _stamps = 'ETag','etag','LastModified','Last-Modified','last_modified','mtime','last_write_time','created'

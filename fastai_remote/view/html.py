@@ -118,8 +118,6 @@ def _field_text(o, n):
     some = f', in {o.samples:,} samples' if o.samples<n else ''
     return f'{escape(kind+o.codec+dtype)}{some}{nbytes}'
 
-def _time_text(created): return escape(created.replace('T', ' ').removesuffix('+00:00'))
-
 def _sizes_text(sizes):
     def side(low, mean, high): return f'{low:.0f}' if low==high else f'{low:.0f} to {high:.0f} (mean {mean:.0f})'
     text = f'{side(*sizes.width)} wide, {side(*sizes.height)} high, measured on {sizes.n:,} images'
@@ -143,7 +141,8 @@ def _rows(o, most_fields):
         rows.append(['left out', f'{o.failed:,} samples{some}{reasons}'])
     version = o.version
     earlier = f", made from {version['earlier']:,} earlier ones" if version['earlier'] else ''
-    rows.append(['created', f"{_time_text(version['created'])} UTC, version {version['generation']:,}{earlier}"])
+    created = escape(version['created'].replace('T', ' ').removesuffix('+00:00'))
+    rows.append(['created', f"{created} UTC, version {version['generation']:,}{earlier}"])
     return rows
 
 def overview_html(

@@ -83,14 +83,13 @@ _AT_ONCE = 1<<16 # Samples whose labels are read at once
 def overview(
     store:Store,
     sample:int=200, # Samples to read for the sizes of images and the bytes of fields; 0: none
-    failures:bool=True, # Read reasons of failures?
 )->Overview:
     """What is known of a dataset, from its manifest and a few samples
 
     Values that cannot be read are left out. Raises `StoreUnavailable`."""
     manifest = store.manifest
     values,numbers = _some_values(store, sample)
-    reasons,n_reasons = _reasons(store) if failures and manifest.failed else ([],0)
+    reasons,n_reasons = _reasons(store) if manifest.failed else ([],0)
     fields = {field:_field(store, field, values.get(field)) for field in store.fields}
     labels = {field:_labels(manifest, field) for field in manifest.vocab if field in fields}
     sizes = {field:found for field in fields if (found := _sizes(store, field, values.get(field))) is not None}

@@ -68,7 +68,7 @@ class Totals:
             if len(self.ends) and self.ends[-1]==start: self.ends[-1] = stop
             else: self.ends.extend((start, stop))
         for field,counts in record.get('counts', {}).items(): self._add_counts(field, counts)
-        if record.get('stats'): self.stats += ImageStats.from_text(record['stats'])
+        if record.get('stats'): self.stats += ImageStats(record['stats'])
 
     def _add_counts(self, field, pairs):
         """Adds `(label, number of samples)` pairs to the counts of the labels of `field`
