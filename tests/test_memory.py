@@ -1,7 +1,7 @@
 """The promise: fifty million samples cost what one million cost
 
 Memory is measured from /proc/*/smaps_rollup, in a process of its own for each kind of loader."""
-import gc, json, os, pickle, shutil, sys, tempfile, time, zlib
+import gc, json, os, pickle, shutil, sys, tempfile, zlib
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -131,21 +131,6 @@ def children():
         except FileNotFoundError: pass   # a thread that has ended
     return found
 
-def cpu_time():
-    "Seconds of CPU time that this process and its living children have used, other than of those that end meanwhile"
-    seconds = time.process_time()
-    for pid in children():
-        try: seconds += int(Path(f'/proc/{pid}/schedstat').read_text().split()[0])/1e9
-        except FileNotFoundError: pass   # it has ended
-    return seconds
-
-class Clock:
-    "Measures the CPU time of a block, here and in the workers that it starts; only for `bench/memory.py`"
-    def __enter__(self):
-        self.seconds = -cpu_time()
-        return self
-    def __exit__(self, *args): self.seconds += cpu_time()
-
 def memory_of_workers(iterator, n_batches):
     "The memory of each worker of a loader of which one batch has been read, then, in between and at the end"
     seen = {pid:[private(pid)] for pid in children()}
@@ -157,8 +142,8 @@ def memory_of_workers(iterator, n_batches):
 
 def day_of_fastai(n, n_batches, loaders):
     import fastai.vision.all as fv
-    with Clock() as setup: dls,items = loaders(n)
-    with Clock() as start: next(it:=iter(dls.train))
+    dls,items = loaders(n)
+    next(it:=iter(dls.train))
     seen = memory_of_workers(it, n_batches)
     for dl in dls.valid, dls.test_dl(items): next(iter(dl))
     model = fv.nn.Sequential(fv.nn.Flatten(), fv.nn.Linear(3*16*16, 8))
@@ -167,7 +152,7 @@ def day_of_fastai(n, n_batches, loaders):
     gc.collect()
     pickled,export = len(pickle.dumps(dls)),(learn.path/'export.pkl').stat().st_size
     shutil.rmtree(learn.path)
-    return dict(own=own(), seen=seen, pickle=pickled, export=export, setup=setup.seconds, start=start.seconds)
+    return dict(own=own(), seen=seen, pickle=pickled, export=export)
 
 def day_of_torch(n, n_batches, loaders):
     made,pickled = loaders(n)

@@ -21,12 +21,13 @@ to_redis([1, 2], 'redis://localhost', 'pets', num_workers='two')
 store.get_manny([0])
 """
 
-# mypy would read all of torch and pandas for half a minute, and find the same errors in the examples
+# mypy would read all of torch, pandas and IPython for half a minute, and find the same errors in the examples
 MYPY = """[mypy]
 ignore_missing_imports = True
 follow_imports = silent
-[mypy-torch.*,torchvision.*,fastai.*,pandas.*,matplotlib.*,pyarrow.*]
+[mypy-torch.*,torchvision.*,fastai.*,fastcore.*,fasttransform.*,plum.*,IPython.*,pandas.*,matplotlib.*,pyarrow.*]
 follow_imports = skip
+follow_imports_for_stubs = True
 """
 
 @pytest.fixture(scope='module')
