@@ -226,15 +226,13 @@ def test_threads_may_replace_the_header_of_arrays_that_was_seen(store):
     assert np.array_equal(x.x, np.stack([sample(i)['c.npyimg'].transpose(2, 0, 1) for i in range(8)]))
 
 @pytest.mark.parametrize('kwargs', [{}, {'after_item':[own_transform(), ToTensor()]}], ids=['whole','items'])
-def test_one_batch_reads_and_builds_one_batch(store, monkeypatch, kwargs):
+def test_one_batch_reads_and_builds_one_batch(store, kwargs):
     "Threads and reading in advance are for epochs. What is drawn later is as after stock fastai's `one_batch`, too."
-    asked,get_many = [],MemoryStore.get_many
-    monkeypatch.setattr(MemoryStore, 'get_many', lambda self, numbers, *args, **options:
-                        asked.append(len(numbers)) or get_many(self, numbers, *args, **options))
-    dl = loaders(store, 'a.jpg', bs=4, threads=3, prefetch=2).train.new(**kwargs)
-    asked.clear()
+    counted = Counted({field:store.columns[field] for field in ('a.jpg', 'cls')}, vocab={'cls':list('abc')})
+    dl = loaders(counted, 'a.jpg', bs=4, threads=3, prefetch=2).train.new(**kwargs)
+    counted.reads.clear()
     dl.one_batch()
-    assert asked==[4] and (dl.threads,dl.prefetch)==(3,2)
+    assert counted.reads==[4] and (dl.threads,dl.prefetch)==(3,2)
     assert len(list(dl))==len(dl)
 
 # --- memory that batches are sent in

@@ -82,7 +82,7 @@ def tokens(n, **options):
     from fastai.vision.all import DataLoaders
     from fastai_remote import get_remote_items, TextOptions
     store = Tokens(n)
-    dls = DataLoaders.from_store(store, x='tokens.npy', text=TextOptions(**options), bs=64, num_workers=2)
+    dls = DataLoaders.from_store(store, x='tokens.npy', text=TextOptions(**options), bs=16, num_workers=2)
     return dls,get_remote_items(store)[:1000]
 
 def language_model(n): return tokens(n, is_lm=True, seq_len=16)
@@ -187,13 +187,13 @@ def measured(interpreters):
         return known[loaders,millions]
     return figures
 
-# Of texts, ten million are enough: they cost 4 bytes a sample, and a classifier, whose validation set is sorted, 4 a
+# Of texts, four million are enough: they cost 4 bytes a sample, and a classifier, whose validation set is sorted, 4 a
 # sample of that. To sort fifty million takes a minute.
-MILLIONS = {'tokens':10, 'language_model':10}
-TEXTS = 6*10*million
+MILLIONS = {'tokens':4, 'language_model':4}
+TEXTS = 6*4*million
 # bytes of the parent, of the growth of a worker, and of a pickle; workers
 LIMITS = {'ours':(30*MB, 20*MB, MB, 2), 'shards':(30*MB, 20*MB, MB, 2), 'tiered':(30*MB, 20*MB, MB, 3),
-          'tokens':(TEXTS+30*MB, 20*MB, TEXTS, 2), 'language_model':(TEXTS*4//6+30*MB, 20*MB, TEXTS, 2),
+          'tokens':(TEXTS+12*MB, 20*MB, TEXTS, 2), 'language_model':(TEXTS*4//6+12*MB, 20*MB, TEXTS, 2),
           'ranks':(30*MB, 20*MB, MB, 8), 'batches':(15*MB, 15*MB, 3000, 8), 'streams':(15*MB, 15*MB, 20_000, 3)}
 
 @pytest.mark.parametrize('loaders', LIMITS)

@@ -225,8 +225,7 @@ def test_a_training_goes_on_exactly_where_it_was_stopped(stores, tmp_path, monke
     done_again,result_again = stopped(store, tmp_path/'b', options, stops)
     assert done_again==done and result_again==result
 
-def terminate(): os.kill(os.getpid(), signal.SIGTERM)
-def interrupt(): os.kill(os.getpid(), signal.SIGINT)
+terminate,interrupt = (partial(signal.raise_signal, number) for number in (signal.SIGTERM, signal.SIGINT))
 
 @pytest.mark.parametrize('stop,error', [(terminate,SystemExit), (interrupt,KeyboardInterrupt)])
 def test_a_signal_saves_after_the_batch(stores, tmp_path, stop, error):
