@@ -115,7 +115,7 @@ LISTED = {
         dict(order=2))))]),
     'transforms in the block':each('typed', [(T(k),) for k in ('Buffer', 'Facts', 'same', 'inverted')],
         image='camera.jpg'),
-    'image classes':[p for image in ('camera.jpg', 'alpha.png') for p in each('cls', list(CLASSES)[image=='alpha.png'::2], image=image)],
+    'image classes':each('cls', CLASSES, image='camera.jpg')+each('cls', list(CLASSES)[::2], image='alpha.png'),
     'kinds of images':[p for entry,kinds in (('block', ALL), ('factory', ALL[::5]), ('opened', ALL[2:20:5]))
         for p in each('image', kinds, entry=entry)],
     'whole images':each('image', ONE_SIZE, item=())+each('image', ONE_SIZE[::2], cls='PILImageBW', item=()),
@@ -215,7 +215,7 @@ def unchanged(data):
     return {c:records[repr(p)] for c,p in jobs.items()}
 
 # Methods that images inherit. Of each, the one of one class is changed here; that all are noticed is tested below.
-INHERITED = 'convert crop resize transpose copy flip_lr crop_pad _do_crop_pad'.split()
+INHERITED = 'convert crop resize copy transpose flip_lr crop_pad _do_crop_pad'.split()
 OF_ONE_CLASS = {f'{cls}.{name}' for name,cls in zip(INHERITED, itertools.cycle(('Image', 'PILBase', 'PILImage')))}
 
 @pytest.mark.slow

@@ -124,8 +124,9 @@ def test_an_image_stays_encoded_through_crops_a_resize_and_turns(how):
     b = jpeg()
     for first,second in itertools.product(TURNS, TURNS):
         lazy,stock = open_image(b, PILImage),PILImage.create(b)
-        for step in (lambda o: o.transpose(first), lambda o: o.crop((10,20,85,88)), lambda o: o.resize((48,40), BILINEAR),
-                     lambda o: o.transpose(second), lambda o: o.crop((5,7,35,38)), lambda o: o.crop((2,1,20,30))):
+        for step in (
+                lambda o: o.transpose(first), lambda o: o.crop((10,20,85,88)), lambda o: o.resize((48,40), BILINEAR),
+                lambda o: o.transpose(second), lambda o: o.crop((5,7,35,38)), lambda o: o.crop((2,1,20,30))):
             lazy,stock = step(lazy),step(stock)
             assert lazy.size==stock.size
         assert not lazy.is_decoded and np.array_equal(lazy, stock)
