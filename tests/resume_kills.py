@@ -8,7 +8,8 @@ on an S3 server, the others in files. When a training has ended, it is compared 
 batches, weights after each batch, optimiser, recorder, log of `CSVLogger` and predictions are the same bits. A line per
 signal says how far the training was.
 """
-import argparse, itertools, os, random, signal, sys, tempfile, time, traceback, warnings
+import argparse, itertools, os, random, signal, sys, tempfile, time, warnings
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,32 +28,26 @@ def sample(i):
     pixels = np.random.default_rng(i).integers(0, 255, (20,24,3))
     return {'jpg':encoded(pixels, 'JPEG'), 'cls':f'c{i%4}', 'id':i}
 
-def start(url, folder, options, workers, s3=None):
-    "The number of a new process, in a group of its own, that trains; its state is in a file, or on the server `s3`"
-    pid = os.fork()
-    if pid: return pid
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        out = os.open(folder/'output.txt', os.O_WRONLY|os.O_CREAT|os.O_APPEND)
-        for number in 1,2: os.dup2(out, number)
-        state = dict(place=f's3://{s3.bucket}/{folder.name}', storage_options=s3.options) if s3 else {}
-        training(url, folder, options, workers, epochs=EPOCHS, **state)
-        code = 0
-    except SystemExit as e: code = e.code
-    except KeyboardInterrupt: code = 130
-    except BaseException: traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def train_here(url, folder, options, workers, s3):
+    "In a process of its own, and in a group of its own: train, and write to a file what is printed"
+    os.setpgid(0, 0)
+    out = os.open(folder/'output.txt', os.O_WRONLY|os.O_CREAT|os.O_APPEND)
+    for number in 1,2: os.dup2(out, number)
+    state = dict(place=f's3://{s3.bucket}/{folder.name}', storage_options=s3.options) if s3 else {}
+    training(url, folder, options, workers, epochs=EPOCHS, **state)
 
-def ended(pid):
+def start(url, folder, options, workers, s3=None):
+    "A new process that trains; its state is in a file, or on the server `s3`"
+    process = get_context('fork').Process(target=train_here, args=(url, folder, options, workers, s3))
+    process.start()
+    return process
+
+def ended(process):
     "The exit code of a process that has ended; its workers are killed, as they would end by themselves a little later"
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try: os.killpg(pid, signal.SIGKILL)
+    process.join()
+    try: os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError: pass
-    return code
+    return process.exitcode
 
 def n_lines(folder):
     file = folder/'lines.txt'
@@ -62,16 +57,16 @@ def is_in_epoch(place):
     _,_,training,k = place
     return training and k+2<BATCHES
 
-def stop_somewhere(rng, pid, folder, number):
+def stop_somewhere(rng, process, folder, number):
     """Send the signal `number` after a random number of batches; returns the place, `None` if the training ended before
 
     Most come in the middle of an epoch, the others anywhere."""
     wanted,in_epoch = n_lines(folder)+rng.randrange(1, BATCHES),rng.random()<.8
     while n_lines(folder)<wanted or in_epoch and not is_in_epoch(read_lines(folder/'lines.txt')[-1][0]):
-        if os.waitid(os.P_PID, pid, os.WEXITED|os.WNOHANG|os.WNOWAIT): return
+        if not process.is_alive(): return
         time.sleep(.002)
     time.sleep(rng.random()*.02)   # somewhere in a batch
-    os.kill(pid, number)
+    os.kill(process.pid, number)
     return read_lines(folder/'lines.txt')[-1][0]
 
 def stopped_training(rng, url, folder, options, kills, s3):
@@ -79,17 +74,17 @@ def stopped_training(rng, url, folder, options, kills, s3):
     n,in_epoch = 0,0
     for _ in range(kills):
         number,workers = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]),rng.choice([0,1,2,3])
-        pid = start(url, folder, options, workers, s3)
-        place = stop_somewhere(rng, pid, folder, number)
+        process = start(url, folder, options, workers, s3)
+        place = stop_somewhere(rng, process, folder, number)
         if place is None:
-            assert ended(pid)==0, (folder/'output.txt').read_text()[-3000:]
+            assert ended(process)==0, (folder/'output.txt').read_text()[-3000:]
             break
-        code = ended(pid)
+        code = ended(process)
         fit,epoch,training,k = place
         n,in_epoch = n+1,in_epoch+(training and k+1<BATCHES)
         print(f'  {number.name} with {workers} workers: fit {fit+1}, epoch {epoch+1}, '
               f'{"batch" if training else "validation batch"} {k+1}; exit code {code}', flush=True)
-        wanted = {signal.SIGKILL:-9, signal.SIGTERM:143, signal.SIGINT:130}[number]
+        wanted = {signal.SIGKILL:-9, signal.SIGTERM:143, signal.SIGINT:1}[number]
         assert code==wanted, (folder/'output.txt').read_text()[-3000:]
     code = ended(start(url, folder, options, rng.choice([0,1,2,3]), s3))
     assert code==0, (folder/'output.txt').read_text()[-3000:]

@@ -1,8 +1,8 @@
 """A training that writes down what it did, for tests of trainings that are stopped and go on
 
 It is small, and has everything whose randomness or state could be lost: `RandomResizedCrop`, an item transform that
-draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, momentum, and metrics that gather
-predictions."""
+draws from NumPy and torch, `aug_transforms`, MixUp, dropout, BatchNorm, a module with a state that is no tensor,
+momentum, and metrics that gather predictions."""
 import contextlib, hashlib, json, os, sys, warnings
 from pathlib import Path
 
@@ -24,6 +24,15 @@ class Jitter(Transform):
     def encodes(self, x:PILImage):
         pixels = np.array(x).astype(np.int16)+np.random.randint(-9, 9)+int(torch.randint(0, 9, (1,)))
         return PILImage.create(pixels.clip(0, 255).astype(np.uint8))
+
+class Counter(nn.Module):
+    "Passes on what it gets, and keeps what is no tensor in the state of the model: the number of batches it has seen"
+    seen = 0
+    def forward(self, x):
+        self.seen += self.training
+        return x
+    def get_extra_state(self): return {'seen':self.seen}
+    def set_extra_state(self, state): self.seen = state['seen']
 
 class BatchLog(Callback):
     "Writes down each batch; stops the process, or calls `stop`, after batch number `at` that it sees"
@@ -61,7 +70,7 @@ def learner(store, folder, options, lines, resume, log=None, **kwargs):
     set_seed(1)   # of the model's first weights
     dls = DataLoaders.from_store(store, **{**dict(bs=8, num_workers=0, item_tfms=item_tfms, device='cpu', path=folder,
                                                   batch_tfms=aug_transforms(size=16)), **kwargs})
-    head = nn.AdaptiveAvgPool2d(1),Flatten(),nn.Dropout(.3),nn.Linear(8, dls.c)
+    head = nn.AdaptiveAvgPool2d(1),Flatten(),nn.Dropout(.3),nn.Linear(8, dls.c),Counter()
     model = nn.Sequential(ConvLayer(3, 8, stride=2), *head)
     learn = Learner(dls, model, metrics=[accuracy, F1Score(average='macro')], cbs=cbs, loss_func=CrossEntropyLossFlat(),
                     opt_func=next((func for name,func in OPTIMIZERS.items() if name in options), Adam))
@@ -88,8 +97,8 @@ def train(learn, options, epochs=2):
         predictions = tensor(0) if 'skip' in options else learn.get_preds()[0]   # a prediction for each sample
     recorder,states = learn.recorder,learn.opt.state_dict()['state']
     states = states.values() if isinstance(states, dict) else states   # torch numbers the parameters
-    result = dict(model={k:digest(v) for k,v in learn.model.state_dict().items()}, predictions=digest(predictions),
-        opt=[{k:digest(v) if isinstance(v, Tensor) else str(v) for k,v in state.items()} for state in states],
+    def plain(state): return {k:digest(v) if isinstance(v, Tensor) else str(v) for k,v in state.items()}
+    result = dict(model=plain(learn.model.state_dict()), predictions=digest(predictions), opt=list(map(plain, states)),
         values=[list(map(float, v)) for v in recorder.values], losses=list(map(float, recorder.losses)),
         lrs=list(map(float, recorder.lrs)), iters=list(recorder.iters))
     if 'csv' in options: result['csv'] = (learn.path/'history.csv').read_text()

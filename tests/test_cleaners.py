@@ -76,6 +76,7 @@ def test_what_is_done_to_files_is_refused_for_samples(learn, tmp_path, monkeypat
     assert (tmp_path/str(int(o))).read_text()=='mine'
 
 def test_images_cleaner(learn, store, images, notebook):
+    "Many images are opened in processes"
     from fastai.vision.widgets import ImagesCleaner
     w,items,files = ImagesCleaner(('good',), max_n=4),learn.dls.valid_ds.items,get_image_files(images)
     want = [thumb(PILImage.create(store.get_many([i], 'jpg')['jpg'][0])) for i in items[:4]]
@@ -85,13 +86,9 @@ def test_images_cleaner(learn, store, images, notebook):
     w.set_fns(files)
     assert notebook[-1].tobytes()==thumb(PILImage.create(files[3])) and w.fns==files[:4]
     with pytest.raises(TypeError, match='get_remote_items\\(store\\)\\[numbers\\]'): w.set_fns([3,4])
-
-def test_many_images_are_opened_in_processes(store, notebook):
-    from fastai.vision.widgets import ImagesCleaner
-    w = ImagesCleaner(max_n=40)
-    w.set_fns(get_remote_items(store))
-    assert [im.tobytes() for im in notebook]==[thumb(PILImage.create(b))
-        for b in store.get_many(range(40), 'jpg')['jpg']]
+    ImagesCleaner(max_n=40).set_fns(get_remote_items(store))
+    jpgs = store.get_many(range(40), 'jpg')['jpg']
+    assert [im.tobytes() for im in notebook[-40:]]==[thumb(PILImage.create(jpg)) for jpg in jpgs]
 
 def test_stock_learners_are_cleaned_as_before(images):
     dls = ImageDataLoaders.from_folder(images, valid_pct=.2, item_tfms=Resize(16), bs=8, num_workers=0)

@@ -28,18 +28,6 @@ def stores(server, redis_pics, images, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def same_seed(): set_seed(0)
 
-@pytest.fixture(scope='module')
-def numbered(tmp_path_factory):
-    "40 images in shards, whose target is the sample's own number"
-    def fn(i): return {'png':draw(i), 'age.f4':float(i)}
-    folder = tmp_path_factory.mktemp('numbered')/'numbered'
-    return to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False).store
-
-def seen(dl): return [int(o) for b in dl for o in b[1]]
-
-def of_numbers(store, **kwargs):
-    return DataLoaders.from_store(store, y='age.f4', **{**dict(item_tfms=Resize(16), bs=8, num_workers=0), **kwargs})
-
 # --- training and predicting
 
 def learner(store, tmp_path, **kwargs):
@@ -111,26 +99,6 @@ def test_an_exported_learner_predicts_without_its_store(fresh, tmp_path, images,
 def test_loaders_are_pickled_in_few_bytes(stores, where, tmp_path):
     content = pickle.dumps(learner(stores[where], tmp_path).dls)
     assert len(content)<100_000 and pickle.loads(content).one_batch()[0].shape==(8,3,32,32)
-
-# --- the loader's own promises
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_order(numbered):
-    "With workers, too, which have shards of their own"
-    def epochs(workers):
-        set_seed(42)
-        dls = of_numbers(numbered, num_workers=workers)
-        return [seen(dls.train), seen(dls.train)]
-    for workers in 0,2: assert epochs(workers)==epochs(workers)
-
-def test_two_loaders_taking_turns(numbered):
-    "Batches in hand are not mixed up when epochs interleave, in one process"
-    dls = of_numbers(numbered, drop_last=False)
-    a,b = [],[]
-    for u,v in zip(dls.train, dls.train.new(bs=5)):
-        a += u[1].int().tolist()
-        b += v[1].int().tolist()
-    assert sorted(a)==sorted(dls.train_ds.items) and len(set(b))==len(b)==20
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')

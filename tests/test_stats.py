@@ -82,25 +82,21 @@ def ms(times): return {name:round(1000*seconds, 3) for name,seconds in times.ite
 
 @pytest.mark.parametrize('item_tfms', [RandomResizedCrop(16), [RandomResizedCrop(16), Slow()]], ids=['whole','items'])
 def test_the_parts_of_a_step_and_the_stages_of_the_loader_have_their_times(slow_store, tmp_path, item_tfms):
-    "With a whole batch of four at a time, and item by item"
-    learn = slow_learner(loaders(slow_store, item_tfms=item_tfms), tmp_path, LoaderStats())
+    "With a whole batch of four at a time, and item by item; other callbacks have a part of their own"
+    class SlowAround(Callback):
+        def before_batch(self): sleep(.02)
+        def after_batch(self): sleep(.03)
+    learn = slow_learner(loaders(slow_store, item_tfms=item_tfms), tmp_path, LoaderStats(), SlowAround())
     learn.fit(2)
     times,rows = learn.loader_stats.times,learn.loader_stats.history.rows
     of_data = 80 if item_tfms.__class__ is RandomResizedCrop else 100
     assert ms(times.stages)=={'fetch':40, 'decode':40, **({} if of_data==80 else {'transform':20})}
     # 16 samples: an epoch has four batches
     assert rows.n==8
-    assert ms(times.parts)=={'start':of_data/4, 'wait':of_data*3/4, 'forward':100, 'backward':200, 'step':50}
+    assert ms(times.parts)=={'start':of_data/4, 'wait':of_data*3/4, 'forward':100, 'backward':200, 'step':50,
+        'other':50}
     assert (times.samples,times.num_workers,times.threads,times.prefetch)==(4,0,0,0)
-    assert times.data==pytest.approx(of_data/1000) and times.step==pytest.approx(.35+of_data/1000)
-
-def test_other_callbacks_have_a_part_of_their_own(tmp_path):
-    class SlowAfterwards(Callback):
-        def after_batch(self): sleep(.03)
-        def before_batch(self): sleep(.02)
-    learn = slow_learner(loaders(numbered()), tmp_path, LoaderStats(), SlowAfterwards())
-    learn.fit(1)
-    assert ms(learn.loader_stats.times.parts)=={'forward':100, 'backward':200, 'step':50, 'other':50}
+    assert times.data==pytest.approx(of_data/1000) and times.step==pytest.approx(.4+of_data/1000)
 
 def test_workers_send_the_times_with_the_batches(slow_store, tmp_path):
     "Those of the worker's clock; waiting is a matter of the main process, whose clock stands still here"

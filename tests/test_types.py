@@ -21,12 +21,13 @@ to_redis([1, 2], 'redis://localhost', 'pets', num_workers='two')
 store.get_manny([0])
 """
 
-# mypy would read all of torch and pandas for half a minute, and find the same errors in the examples
+# mypy would read all of torch, pandas and IPython for half a minute, and find the same errors in the examples
 MYPY = """[mypy]
 ignore_missing_imports = True
 follow_imports = silent
-[mypy-torch.*,torchvision.*,fastai.*,pandas.*,matplotlib.*,pyarrow.*]
+[mypy-torch.*,torchvision.*,fastai.*,fastcore.*,fasttransform.*,plum.*,IPython.*,pandas.*,matplotlib.*,pyarrow.*]
 follow_imports = skip
+follow_imports_for_stubs = True
 """
 
 @pytest.fixture(scope='module')
@@ -75,28 +76,7 @@ def test_no_error_names_our_package(check, programs):
                                  if any(map(ours.search, lines))}
 
 def test_stubs_are_up_to_date():
-    "`make export` writes them"
+    "`make export` writes them; those of the package are the examples of what it writes"
     stubs = stub.stubs()
     assert set(stubs)==set((root/'fastai_remote').rglob('*.pyi'))
     for file,text in stubs.items(): assert file.read_text(encoding='utf-8')==text, file
-
-def test_a_stub_has_the_methods_that_patch_adds():
-    source = '''"Sums"
-import math
-class Sum:
-    "A sum"
-    n:int = 0
-    def __init__(self, start:float=None): self.total,self.n = start or 0.,0
-@patch
-def add(self:Sum, *numbers:float)->float: return math.fsum(numbers)
-@patch(as_prop=True)
-def mean(self:Sum): return self.total/self.n
-@patch(cls_method=True)
-def of(cls:Sum, other:'Sum'): return cls(other.total)
-'''
-    lines = [line.strip() for line in stub.module_stub(source).splitlines()]
-    assert [line for line in lines[lines.index('class Sum:')+1:] if line not in ('','...')]==[
-        'n: int = 0', 'total: Any', 'def __init__(self, start: float | None=None):',
-        'def add(self, *numbers: float) -> float:', '@property', 'def mean(self):', '@classmethod',
-        "def of(cls, other: 'Sum'):"]
-    assert not stub.module_stub('import math\ndef f(): return 1\n')

@@ -14,13 +14,13 @@ Reason:  stock fastai keeps lists of Python integers in items, splits and subset
          epoch. The workers count references to these integers, and so copy the memory pages that contain them. This
          package computes positions and keeps no list.
 """
-import json, os, platform, subprocess, sys
+import json, os, platform, subprocess, sys, time
 from pathlib import Path
 
 here = Path(__file__).parent
 sys.path.insert(0, str(here.parent))
 import fastai.vision.all as fv
-from test_memory import Numbers, measure, ours
+from test_memory import children, Numbers, measure, ours
 
 class Picture(fv.Transform):
     "Fetches the image of a sample, as a type transform of stock fastai would"
@@ -39,6 +39,26 @@ def stock(
     blocks = fv.ImageBlock, fv.CategoryBlock(vocab=list('abcdefgh'))
     dblock = fv.DataBlock(blocks, getters=[Picture(store), Label(store)])
     return dblock.dataloaders(range(n), bs=64, num_workers=2), [0,1,2,3]
+
+def cpu_time():
+    "Seconds of CPU time that this process and its living children have used, other than of those that end meanwhile"
+    seconds = time.process_time()
+    for pid in children():
+        try: seconds += int(Path(f'/proc/{pid}/schedstat').read_text().split()[0])/1e9
+        except FileNotFoundError: pass   # it has ended
+    return seconds
+
+def timed(
+    loaders, # `stock` or `ours`
+    n # Number of samples
+): # `{'setup': seconds, 'start': seconds}`
+    "CPU time, here and in the workers, until the loaders are made, and then until the first batch of an epoch"
+    before = cpu_time()
+    dls,_ = loaders(n)
+    made = cpu_time()
+    batches = iter(dls.train)
+    next(batches)
+    return dict(setup=made-before, start=cpu_time()-made)
 
 def measure_in_process(
     loader, # 'stock' or 'ours'
@@ -66,5 +86,7 @@ def run():
 if __name__=='__main__':
     if len(sys.argv)>1:
         loader,n = sys.argv[1:]
-        print(json.dumps(measure(int(n), loaders=dict(stock=stock, ours=ours)[loader])))
+        loaders = dict(stock=stock, ours=ours)[loader]
+        figures = measure(int(n), loaders=loaders)
+        print(json.dumps(figures|timed(loaders, int(n))))
     else: run()
