@@ -63,18 +63,32 @@ class Small(nn.Module):
         out = self.lin(features)
         return out.view(-1, *self.shape) if self.shape else out.squeeze(-1)
 
-class BoxLoss:
-    "The first three boxes of a batch beside those of the model"
-    def __call__(self, pred, boxes): return F.mse_loss(pred[:,:boxes.shape[1]], boxes[:,:3])
+class Detector(nn.Module):
+    "`n` boxes and their labels"
+    def __init__(self, n=3, c=3):
+        super().__init__()
+        self.boxes,self.labels = Small(n*4, n, 4),Small(n*c, n, c)
+    def forward(self, x): return self.boxes(x).tanh(),self.labels(x)
+
+class DetectionLoss:
+    "The first boxes of a batch beside those of the model"
+    def __call__(self, pred, boxes, labels):
+        n = min(boxes.shape[1], 3)
+        of_labels = F.cross_entropy(pred[1][:,:n].flatten(0, 1), labels[:,:n].flatten().long())
+        return F.mse_loss(pred[0][:,:n], boxes[:,:n])+of_labels
     def activation(self, pred): return pred
+    def decodes(self, pred): return TensorBBox(pred[0]),TensorMultiCategory(pred[1].argmax(-1))
+
+class BoxLoss(DetectionLoss):
+    def __call__(self, pred, boxes): return F.mse_loss(pred[:,:boxes.shape[1]], boxes[:,:3])
     def decodes(self, pred): return TensorBBox(pred)
 
-# `{kind: (target, model, loss or `None` for fastai's)}`; the notebooks of `nbs/tutorials` do the same with other kinds,
-# such as boxes with labels
+# `{kind: (target, model, loss or `None` for fastai's)}`; the notebooks of `nbs/tutorials` do the same with other kinds
 CASES = {
     'mask':('mask.png', lambda: nn.Conv2d(3, 3, 3, padding=1), None),
     'points':('points.npy', lambda: Small(4, 2, 2), None),
-    'boxes':('boxes.npy', lambda: Small(12, 3, 4), BoxLoss()),
+    'boxes':(['boxes.npy','labels'], Detector, DetectionLoss()),
+    'boxes without labels':('boxes.npy', lambda: Small(12, 3, 4), BoxLoss()),
     'one number':('age.f4', lambda: Small(1, 1), None)}
 
 def tfms(): return dict(item_tfms=Resize(20), batch_tfms=aug_transforms(max_rotate=20., size=16))
@@ -84,7 +98,8 @@ KW = dict(bs=6, num_workers=0, device='cpu')
 def from_store(store, x, y, **kwargs):
     return DataLoaders.from_store(store, x=x, y=y, seed=1, **{**tfms(), **KW, **kwargs})
 
-@pytest.mark.parametrize('kind', CASES)
+@pytest.mark.parametrize('kind', [kind if kind in ('mask','boxes','points') else
+    pytest.param(kind, marks=pytest.mark.slow) for kind in CASES])
 def test_everything_that_a_user_does(store, kind, tmp_path):
     "Show a batch, train, show results, predict, export and load"
     y,make,loss = CASES[kind]
