@@ -33,6 +33,10 @@ def stored(store, field):
     "The bytes of a field"
     return [bytes(b) for b in store.get_many(range(len(store)), field, check=True)[field]]
 
+def put_texts(stores, numbers, queue):
+    "Put the texts that each store reads into `queue`, and what the `TieredStore` asked for; for a process of its own"
+    queue.put(([store.get_many(numbers, ['txt','cls'])['txt'] for store in stores.values()], stores['tiered'].hits))
+
 def encoded(image, fmt='PNG', **options):
     "The file of an image of Pillow or of an array of pixels"
     image = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image, np.uint8))

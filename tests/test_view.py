@@ -1,5 +1,5 @@
 "The page of a dataset: what it answers, to whom, and what becomes of marks"
-import http.client, io, json, os, signal, threading, tracemalloc
+import http.client, io, json, os, re, signal, threading, tracemalloc
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
@@ -227,11 +227,14 @@ def test_fields_with_several_labels_are_filtered_counted_and_corrected(put, view
     assert found(page, label_field='kind.cls', label='3')==[3,7,11,15,19]
     wait_for(lambda: get(page, 'overview')['state']=='done')
     assert get(page, 'tiles', first=3, n=1)[0]['text']=='3'
+    one = get(page, 'sample', number=2)
+    assert eval(one['python'], {'RedisStore':RedisStore, 'ShardStore':ShardStore})['txt']=='2'
+    one = {field['name']:field for field in one['fields']}
+    assert re.search(r'key .*txt:2|\.tar at byte', one['txt']['where'])
     labels = get(page, 'overview')['result']['labels']
     assert labels['labels']['most']==[['x',13],['"y"',6]]
     assert labels['labels']['in_splits']=={'train':[8,4],'valid':[5,2]}
     assert labels['kind.cls']['in_splits']=={'train':[3]*4,'valid':[2]*4}
-    one = {field['name']:field for field in get(page, 'sample', number=2)['fields']}
     assert one['labels']['labels']==['x','"y"'] and one['cls']['labels'] is None
     post(page, 'mark', number=2, field='labels', value=['x','z'])
     post(page, 'mark', number=3, field='labels', value=[])
