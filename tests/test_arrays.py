@@ -88,9 +88,8 @@ def test_arrays_of_one_length_are_samples_by_row(tmp_path, kind):
         assert len(pickle.dumps(array_samples({'npy':arrays['npy']}).read(np.arange(N))))<3000
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind,start', [
-    ('part_of_a_map','multiprocessing'), ('h5_file','multiprocessing'),
-    pytest.param('zarr_group', 'loky', marks=[pytest.mark.slow, pytest.mark.xdist_group('processes')])])
+@pytest.mark.xdist_group('processes')
+@pytest.mark.parametrize('kind,start', [('h5_file','multiprocessing'), ('zarr_group','loky')])
 def test_workers_open_the_files(server, tmp_path, kind, start):
     "Workers that were forked, and workers that are Pythons of their own"
     with joblib.parallel_config(start):

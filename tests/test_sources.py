@@ -7,19 +7,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import redis
 from fastai.data.core import DataLoaders
 from PIL import Image
 
-from inputs import column, encoded, in_memory, loaded, raw_samples, stored, write_csv, write_tar
+from inputs import column, encoded, in_memory, loaded, raw_samples, stored, write_csv
+from snapshots import client
 from fastai_remote import (CorruptSample, csv_samples, drawing_samples, MissingSample, RedisStore, ShardStore,
-    StoreError, StoreNotFound, tar_samples, to_redis, to_shards)
+    tar_samples, to_shards)
 from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.store.base import image_stats
 
 OPTIONS = dict(num_workers=1, progress=False)
 
-def client(server): return redis.Redis.from_url(server.url)
 def grey(i, shape=(4,5)): return encoded(np.full(shape, i%256))
 
 # --- CSV
@@ -323,14 +322,3 @@ def test_statistics_are_of_what_is_there(put):
     assert np.isclose(store.stats[0][0], np.mean(good)/255, atol=1e-5) and list(store.manifest.stats)==['png']
     assert (stats['n'],stats['width'],stats['height'][::2])==(len(good),[20,20.,20],[10,12])
     assert store.class_counts()=={k:sum(i%3==k for i in good) for k in range(3)}
-
-# --- the memory of a server
-
-def test_on_a_server_that_drops_keys_an_ingest_is_an_error(fresh):
-    "There is no dataset with most of its samples gone"
-    c = client(fresh)
-    c.config_set('maxmemory', c.info('memory')['used_memory']+2_500_000)
-    c.config_set('maxmemory-policy', 'allkeys-lru')
-    source = ({'bin':random.Random(i).randbytes(3000), 'id':i} for i in range(2000))
-    with pytest.raises(StoreError): to_redis(source, fresh.url, 'd', **OPTIONS)
-    with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'd')
