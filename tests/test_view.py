@@ -9,11 +9,10 @@ from PIL import Image
 
 from clusters import wait_for
 from in_memory import Counted
-from inputs import write_tar
+from inputs import Computed, scattered, write_tar
 from webserver import jupyter_proxy, WebServer
 from fastai_remote import index_shards, MemoryStore, RedisStore, ShardStore, to_redis, to_shards
-from fastai_remote.core import CorruptSample, Manifest
-from fastai_remote.store.base import Store
+from fastai_remote.core import CorruptSample
 from fastai_remote.view.browser import View
 from fastai_remote.view.query import Answer, Query
 
@@ -282,26 +281,19 @@ def test_small_texts_beside_large_images_are_read_many_at_once():
     answer.job.thread.join()
     assert len(answer.samples)==20_000 and store.reads[0]==8 and len(store.reads)==2*6
 
-class Numbers(Store):
-    "A number for each sample, which is computed"
-    def __init__(self, n, dtype):
-        self.manifest = Manifest('numbers', n, {f'x.{dtype}':dict(codec=dtype, dtype=dtype)})
-    def read_values(self, numbers, fields):
-        return {field:(numbers*2654435761%(1<<32)).astype(field[-2:]) for field in fields}
-
 @pytest.mark.slow
 def test_a_sort_of_fifty_million_takes_at_most_600_mb():
     n = 50_000_000
     tracemalloc.start()
-    answer = Answer(Numbers(n, 'f4'), Query(sort='x.f4', descending=True))
+    answer = Answer(Computed(n, {'x.f4':scattered('f4')}), Query(sort='x.f4', descending=True))
     answer.job.thread.join()
     most = tracemalloc.get_traced_memory()[1]
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert answer.progress()['state']=='done' and len(answer.samples)==n and most<600e6 and kept<220e6
     some = answer.samples.numbers(1_000_000, 1000)
-    assert (np.diff((some*2654435761%(1<<32)).astype(np.float32))<=0).all()
-    answer = Answer(Numbers(n, 'f8'), Query(sort='x.f8'))
+    assert (np.diff(scattered('f4')(some))<=0).all()
+    answer = Answer(Computed(n, {'x.f8':scattered('f8')}), Query(sort='x.f8'))
     answer.job.thread.join()
     progress = answer.progress()
     assert progress['state']=='failed' and 'choose fewer samples with a filter first' in progress['error']
@@ -333,9 +325,9 @@ def test_numbers_that_are_damaged_are_named_and_left_out(fresh, view):
     id = post(page, 'query', query=query)['id']
     assert get(page, 'progress', id=id)['note']=='2 samples could not be read: 7, 31'
     assert found(page, sort='loss.f4')[-3:]==[5,7,31]
-    class Damaged(Numbers):
+    class Damaged(Computed):
         def read_values(self, numbers, fields): raise CorruptSample('damaged')
-    answer = Answer(Damaged(3000, 'f4'), Query(range_field='x.f4', low=1))
+    answer = Answer(Damaged(3000, {'x.f4':scattered('f4')}), Query(range_field='x.f4', low=1))
     answer.job.thread.join()
     progress = answer.progress()
     assert progress['state']=='failed'
