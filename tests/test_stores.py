@@ -203,7 +203,8 @@ def test_the_memory_of_a_batch_is_used_again(server):
 
 def test_failures_that_redis_scans_twice_come_once():
     "HSCAN may return an entry again while the server moves the table"
-    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, {b'0':seal({'chunk':0, 'failures':[['a','why']]})}))
+    found = {b'0':seal({'chunk':0, 'failures':[['a','why']]})}
+    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, found))
     link = SimpleNamespace(url='redis://host', call=lambda f: f(client))
     assert list(read_failures(link, key_layout('d'), 'd'))==[('a','why')]
 
