@@ -4,10 +4,13 @@ import csv, io, struct, tarfile, wave, zlib
 import numpy as np
 from PIL import Image
 
+from fastai_remote.codec.fields import infer_codec
+from fastai_remote.core import Manifest
 from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.stores import changeable
 from fastai_remote.source.base import IndexedSource
 from fastai_remote.source.datasets import as_source
+from fastai_remote.store.base import Store
 from fastai_remote.write.base import MemoryWriter
 
 def in_memory(source, fn=None, writer=None, **options):
@@ -32,6 +35,29 @@ def column(store, field): return [store[i][field] for i in range(len(store))]
 def stored(store, field):
     "The bytes of a field"
     return [bytes(b) for b in store.get_many(range(len(store)), field, check=True)[field]]
+
+def put_texts(stores, numbers, queue):
+    "Put the texts that each store reads into `queue`, and what the `TieredStore` asked for; for a process of its own"
+    queue.put(([store.get_many(numbers, ['txt','cls'])['txt'] for store in stores.values()], stores['tiered'].hits))
+
+class Computed(Store):
+    "Makes its values from the numbers of the samples, by a function for each field; `reads` are how many were asked for"
+    python = 'store'
+    def __init__(self, n, made, **manifest):
+        self.made,self.reads,fields = made,[],{}
+        for field,make in made.items():
+            values = make(np.arange(1))
+            dtype = values.dtype.str[1:] if isinstance(values, np.ndarray) else None
+            fields[field] = dict(codec=infer_codec(field, values[0]), dtype=dtype)
+        self.manifest = Manifest('numbers', n, fields, **manifest)
+
+    def read_values(self, numbers, fields):
+        self.reads.append(len(numbers))
+        return {field:self.made[field](numbers) for field in fields}
+
+def scattered(dtype):
+    "A function of the numbers of samples that is no longer in their order"
+    return lambda numbers: (numbers*2654435761%(1<<32)).astype(dtype)
 
 def encoded(image, fmt='PNG', **options):
     "The file of an image of Pillow or of an array of pixels"

@@ -4,8 +4,8 @@ python tests/source_table.py           all sources; writes tests/bench/results/s
 python tests/source_table.py tar CSV   those whose name contains one of the words; writes nothing
 
 Each source has two splits. Every case counts the samples that arrive, and compares each with what the source was made
-of: the names of the classes, and the bytes of the files. Then it writes 1,000 and 5,000 samples, each in a process of
-its own, and measures by how much the memory of the process grows.
+of: the names of the classes, and the bytes of the files. Then it writes 1,000 and 5,000 samples, in a process of its
+own, and measures by how much the memory of the process grows.
 
 A row of the table is a dict: `source`, the kind of source, and `call`, what a user writes; `store`, `Redis` or
 `shards`; `written`, samples that arrived, of both splits, `lost`, samples that did not, and `wrong`, samples with
@@ -261,13 +261,13 @@ def check(kind, server, folder, n=60):
 def own_memory():
     return 1024*int(Path('/proc/self/status').read_text().partition('RssAnon:')[2].split()[0])
 
-def growth(kind, server, folder, n):
-    "MB by which a process grows while it opens a source of `n` samples and writes it"
+def growth(kind, server, folder, *sizes):
+    "MB by which a process grows at most, for each of `sizes`, while it opens a source of so many samples and writes it"
     folder.mkdir(parents=True)
     def make():
-        for name,numbers in ('warm up',range(30)), ('data',range(n)): kind.make(folder/name, numbers)
+        for n in 30,*sizes: kind.make(folder/f'{n}', range(n))
     in_child(make)
-    return round(in_child(lambda: peak(kind, server, folder, n))/1e6, 1)
+    return [round(most/1e6, 1) for most in in_child(lambda: peaks(kind, server, folder, sizes))]
 
 def in_child(f):
     "Run `f` in a process of its own; returns what it returns"
@@ -279,24 +279,28 @@ def in_child(f):
     assert child.exitcode==0
     return reading.recv()
 
-def peak(kind, server, folder, n):
-    "Bytes by which this process grows at most"
+def peaks(kind, server, folder, sizes):
+    "Bytes by which this process grows at most, for each of `sizes`"
     pa.set_memory_pool(pa.system_memory_pool())   # Arrow's own pool reserves memory in large steps
-    put(kind, kind.open(folder/'warm up', range(30)), server, folder/'shards')   # imports what it needs
+    def write(n): put(kind, kind.open(folder/f'{n}', range(n)), server, folder/'shards')
+    write(30)   # imports what it needs
     before,most,is_over = own_memory(),[0],threading.Event()
     def watch():
-        while not is_over.wait(.01): most[0] = max(most[0], own_memory()-before)
+        while not is_over.wait(.01): most[-1] = max(most[-1], own_memory()-before)
     thread = threading.Thread(target=watch)
     thread.start()
-    try: put(kind, kind.open(folder/'data', range(n)), server, folder/'shards')
+    try:
+        for n in sizes:
+            write(n)
+            most.append(0)
     finally: is_over.set()   # else the process would not end
     thread.join()
-    return most[0]
+    return most[:-1]
 
 def run(kind, server, folder):
     "The whole row of a kind of source"
     row = check(kind, server, folder/'check')
-    small,large = (growth(kind, server, folder/f'{n}', n) for n in (SMALL,LARGE))
+    small,large = growth(kind, server, folder/'memory', SMALL, LARGE)
     return row | dict(small=small, large=large, flat=yes(large-small<4))   # 4,000 samples more are 11 MB of images
 
 def main(words):

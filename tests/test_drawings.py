@@ -310,12 +310,6 @@ def test_compressed_files_are_a_stream_with_one_file_after_the_other(folder):
     for i in -1,10**6:
         with pytest.raises(IndexError, match=f'{i}'): source[i]
 
-def test_a_stream_of_many_files(tmp_path):
-    for k in range(40):
-        lines = [line(k, drawing=BOX)]*(k%4)
-        (tmp_path/f'{k:02}.ndjson.gz').write_bytes(gzip.compress(b'\n'.join(lines)))
-    assert sorted(map(number, drawing_samples(tmp_path)))==sorted(k for k in range(40) for _ in range(k%4))
-
 def test_without_drawings_there_is_an_error(tmp_path):
     for bad in (tmp_path, tmp_path/'nowhere', [tmp_path/'x.csv']):
         with pytest.raises(FileNotFoundError): drawing_samples(bad)

@@ -1,4 +1,4 @@
-"What some modules do, in short: names and kinds of values, samples without names, files of a storage"
+"What some modules do, in short: names and kinds of values, samples without names"
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,7 +9,6 @@ from fastai_remote.codec.stats import has_stats
 from fastai_remote.source.base import as_sample
 from fastai_remote.source.columns import file_format
 from fastai_remote.source.datasets import as_source
-from fastai_remote.store.storage import Storage
 
 def test_a_name_says_the_codec_and_so_does_a_value_without_one():
     names = 'jpg','mask.png','PNG','age.f4','pixels.raw','mask.bits'
@@ -39,17 +38,3 @@ def test_splits_of_a_stream_and_a_list():
         ('train',[(f'train: item {i}',('train',i*i)) for i in range(4)]),
         ('train',[('train: item 4',('train',16))]), ('valid',[('valid: item 0',('valid',7))])]
     with pytest.raises(TypeError, match='object: can be neither indexed nor gone through'): as_source(object())
-
-def test_files_of_a_storage(tmp_path):
-    "A file whose writing fails is not there"
-    storage = Storage(tmp_path/'pets')
-    storage.write('a.bin', bytes(range(10)))
-    with storage.create('sub/b.bin') as f: f.write(b'whole')
-    parts = storage.ranges(['a.bin','a.bin','a.bin','gone'], [0,4,8,0], [2,6,20,1])
-    assert parts==[b'\0\1', b'\4\5', b'\x08\x09', None] and storage.read('sub/b.bin')==b'whole'
-    with pytest.raises(KeyError), storage.create('sub/c.bin') as f:
-        f.write(b'half')
-        raise KeyError
-    assert (storage.names(), storage.names('sub'), storage.names('none'))==(['a.bin','sub'], ['b.bin'], [])
-    storage.remove(['a.bin','gone'])
-    with pytest.raises(FileNotFoundError): storage.read('a.bin')

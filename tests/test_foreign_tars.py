@@ -18,7 +18,7 @@ from fastai_remote.codec.fields import field_of
 from fastai_remote.source.tars import expand_braces
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.shards import ShardWriter
-from shard_helpers import ONE, files, index, interrupted_after, items, names, put, tar
+from shard_helpers import ONE, files, index, interrupted_after, items, put, tar
 
 def samples(start, stop, folder=''):
     return [(f'{folder}{i:04}.{ext}', value) for i in range(start, stop)
@@ -446,14 +446,6 @@ def test_storages_that_tell_no_time_are_compared_by_size(tmp_path, monkeypatch):
     for k in 1,2:
         tars(tmp_path, k)
         assert len(index(tmp_path)[0])==5*k
-
-def test_an_interrupted_addition_is_deleted_with_its_index(tmp_path):
-    tars(tmp_path, 1)
-    index(tmp_path)
-    tars(tmp_path, 2)
-    interrupt_index(tmp_path)
-    ShardStore.delete(tmp_path)
-    assert names(tmp_path)==['0.tar','1.tar']
 
 def test_an_index_that_another_call_has_extended_meanwhile_is_not_replaced(tmp_path, monkeypatch):
     begin = ShardWriter.begin

@@ -64,9 +64,8 @@ def test_selections_are_read_in_their_order(name, on_disk):
         assert report.failed==0
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['multiprocessing', pytest.param('loky', marks=pytest.mark.slow)])
-def test_workers_that_are_forked_or_spawned(tmp_path, on_disk, backend):
-    for k,dataset in enumerate((on_disk, pets().select(range(3, 11)))):
+def test_workers_that_are_forked_or_spawned(tmp_path, on_disk):
+    for k,(backend,dataset) in enumerate((('loky',on_disk), ('multiprocessing',pets().select(range(3, 11))))):
         with joblib.parallel_config(backend):
             report = to_shards(dataset, tmp_path/f'{k}', num_workers=2, progress=False)
         check_pets(ShardStore(tmp_path/f'{k}'), list(dataset['number']))

@@ -2,16 +2,14 @@
 import os, pickle, tarfile
 
 import pytest
-import redis
 
 from fastai_remote import (IngestError, MemoryStore, RedisStore, ShardStore, StoreNotFound, to_redis, to_shards,
     UnsupportedFormat)
 from fastai_remote.core import Manifest, seal, unseal
+from snapshots import client
 
 SAMPLES = [{'txt':f'number {i}', 'z.cls':'ba'[i%2], 'a.cls':i%3, 'value.f4':i/7} for i in range(20)]
 OPTIONS = dict(num_workers=1, progress=False)
-
-def client(server): return redis.Redis.from_url(server.url)
 
 # A user's field x.crc
 

@@ -1,5 +1,5 @@
 "Samples that lack fields in training, restricted epochs, and the keys of samples in what we write"
-import json, pickle, subprocess, tracemalloc
+import json, os, pickle, subprocess, tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from inputs import encoded, raw_samples, write_tar
 from fastai_remote import (
     IngestError, MissingSample, RandomStoreSplitter, RedisBlock, RedisStore, RemoteDataset, ShardStore,
     StoreExists, UnknownField, get_remote_items, index_shards, tar_samples, to_redis, to_shards)
+from fastai_remote.ingest.copy import copy_store
 from fastai_remote.load.items import SampleSelection
 
 OPTIONS = dict(num_workers=1, progress=False)
@@ -115,6 +116,32 @@ def test_keys_that_webdataset_would_not_read_are_failed_samples_or_become_others
     assert report.failed==len(bad) and store.keys(range(len(store)))==want
     assert all('__key__' in why for _,why in report.failures) and store.verify(num_workers=1).bad==0
     assert [o['__key__'] for o in read(tmp_path/'a')]==want and any('keys of samples' in note for note in report.notes)
+
+NAMES = {
+    'as `tar -cf x.tar .` makes them':'./{}.txt', 'no UTF-8':os.fsdecode(b'caf\xe9/\xff')+'{}.txt',
+    'one directory after the other':'a//{}/./b.txt', 'line breaks and backslashes':'a\nb\\{}.txt',
+    'absolute':'/data/{}.txt', 'long':'x'*3000+'{}.txt'}
+
+def texts(store): return sorted(store.get_many(range(len(store)), 'txt', decode=True)['txt'])
+
+def test_samples_of_tars_with_any_names_are_copied_and_written(tmp_path, server):
+    members = [(name.format(i), f'{k} {i}'.encode()) for k,name in enumerate(NAMES.values()) for i in range(9)]
+    tar = write_tar(tmp_path/'tars/a.tar', members)
+    index_shards(tmp_path/'tars', **OPTIONS)
+    source = ShardStore(tmp_path/'tars')
+    reports = [copy_store(source, tmp_path/'copy', **OPTIONS), to_shards(tar_samples(tar), tmp_path/'d', **OPTIONS),
+               to_redis(tar_samples(tar), server.url, 'd', **OPTIONS)]
+    for report in reports: assert report.failed==0 and texts(report.store)==texts(source)
+    assert any('54 keys of samples were changed' in remark for remark in repr(reports[0]).splitlines())
+    assert len(raw_samples(tar_samples(urls(tmp_path/'copy'))))==54
+
+def test_keys_that_start_again_in_each_tar_do_not_let_neighbours_fail(tmp_path):
+    members = [(f'{i:04}.txt', b'text') for i in range(2)]
+    tars = [write_tar(tmp_path/f'{k:03}.tar', members) for k in range(200)]
+    report = to_shards(tar_samples(tars), tmp_path/'d', **OPTIONS)
+    keys = report.store.keys(range(400))
+    assert report.failed==0 and len(texts(report.store))==400 and all(a!=b for a,b in zip(keys, keys[1:]))
+    assert sum(key in ('0000','0001') for key in keys)+sum('-' in key for key in keys)==400
 
 def test_keys_in_redis(tmp_path, server):
     "The field `key.txt`, if it is asked for, or if samples have a `__key__` of their own"

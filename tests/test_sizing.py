@@ -21,9 +21,10 @@ def test_the_estimate_is_within_a_tenth_of_what_the_server_uses(fresh, n, low, h
     client = redis.Redis.from_url(fresh.url)
     client.set('warm', b'x')
     before = client.info('memory')['used_memory']
-    to_redis(samples, fresh.url, 'measured', num_workers=1, progress=False, shuffle=False)
+    report = to_redis(samples, fresh.url, 'measured', num_workers=1, progress=False, shuffle=False)
     used = client.info('memory')['used_memory']-before
     assert .9<used/redis_memory(n, float(sizes.mean()), 1, 'measured', 'x.bin')<1.1
+    assert .8<used/report.needs<1.2
 
 def test_estimates_of_several_fields_add_up():
     assert redis_memory(10, [100,200])==redis_memory(10, 100)+redis_memory(10, 200)

@@ -16,17 +16,16 @@ def is_right(row):
 def test_all_samples_arrive_in_constant_memory(kind, server, tmp_path, monkeypatch):
     """With what belongs to them: every second kind in Redis, the others in shards. `make sources` writes each to both
 
-    300 samples more are 13 MB of images. Libraries hold up to a thousand samples, and the allocator may grow with the
+    250 samples more are 11 MB of images. Libraries hold up to a thousand samples, and the allocator may grow with the
     first ones, but not with more after them."""
     row = check(kind, server if KINDS.index(kind)%2 else None, tmp_path/'check')
     assert is_right(row) and row['written']==60, row
     monkeypatch.setattr(source_table, 'PADDING', 40_000)
     monkeypatch.setattr(source_table, 'CHUNK', 20)
     for i in range(source_table.CONTENTS): source_table.content(i)   # once, and not in each process
-    def sizes(*ns): return [growth(kind, None, tmp_path/f'{n}', n) for n in ns]
-    few = sizes(150, 450)
+    few = growth(kind, None, tmp_path/'few', 150, 400)
     if few[1]-few[0]<4: return
-    many = sizes(1100, 1400)
+    many = growth(kind, None, tmp_path/'many', 1100, 1350)
     assert many[1]-many[0]<4, (few, many)
 
 def test_the_table_of_the_guide_has_every_row():

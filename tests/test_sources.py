@@ -1,5 +1,5 @@
 "CSV files, tars, streams, stores and keys of others: what they hold is there, or a failure says so"
-import csv, gzip, io, lzma, os, random, tarfile
+import csv, gzip, io, lzma, os, random
 from operator import attrgetter
 from pathlib import Path
 
@@ -7,19 +7,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import redis
 from fastai.data.core import DataLoaders
 from PIL import Image
 
-from inputs import column, encoded, in_memory, loaded, npy, raw_samples, stored, write_csv, write_tar
+from inputs import column, encoded, in_memory, loaded, raw_samples, stored, write_csv
+from snapshots import client
 from fastai_remote import (CorruptSample, csv_samples, drawing_samples, MissingSample, RedisStore, ShardStore,
-    StoreError, StoreNotFound, tar_samples, to_redis, to_shards)
+    tar_samples, to_shards)
 from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.store.base import image_stats
 
 OPTIONS = dict(num_workers=1, progress=False)
 
-def client(server): return redis.Redis.from_url(server.url)
 def grey(i, shape=(4,5)): return encoded(np.full(shape, i%256))
 
 # --- CSV
@@ -78,10 +77,10 @@ def test_a_cell_beyond_the_limit_of_csv_is_an_error_with_its_line(tmp_path):
     finally: csv.field_size_limit(before)
 
 @pytest.mark.slow
-def test_more_labels_than_two_bytes_hold(tmp_path):
+def test_more_labels_than_two_bytes_hold():
     n = 66_000
     labels = [f'l{i*7919%n}' for i in range(n)]
-    store,_ = in_memory(csv_samples(write_csv(tmp_path/'a.csv', [['cls'], *([label] for label in labels)])), chunk=4096)
+    store,_ = in_memory(({'cls':label} for label in labels), chunk=4096)
     assert len(store.vocab)==n and store.manifest.fields['cls']['dtype']=='u4'
     assert [store.vocab[c] for c in store.get_many(range(n), 'cls')['cls']]==labels
 
@@ -127,21 +126,6 @@ def test_damaged_compressed_files_are_named(tmp_path, damage):
         with pytest.raises(FileNotFoundError, match=f'No such file.*{name}'): raw_samples(opened)
 
 # --- tars
-
-@pytest.mark.parametrize('extension,format', [('tar',tarfile.USTAR_FORMAT), ('tgz',tarfile.PAX_FORMAT)])
-def test_tars_of_webdataset(tmp_path, extension, format):
-    "Several fields, folders, dots, long names, capitals, numbers, text and JSON; nothing depends on how it is packed"
-    def key(i): return f'dir.v1/{"x"*(i%3*30 if format!=tarfile.USTAR_FORMAT else 1)}/{i:03}'
-    def members(i):
-        texts = dict(cls=f'class {i%4}', json=f'{{"i": {i}}}', id=f'-{i}\n', txt=f'ü {i}') | {'target.f4':' 0.5'}
-        return {'PNG':grey(i), **{f:text.encode() for f,text in texts.items()}, 'left.npy':npy(np.full(3, i))}
-    files = [(f'{key(i)}.{f}', content) for i in range(20) for f,content in members(i).items()]
-    mode = 'w' if extension=='tar' else 'w:gz'
-    store,report = in_memory(tar_samples(write_tar(tmp_path/f'a.{extension}', files, mode, format=format), key=True))
-    assert store.fields==['png','cls','json','id','txt','target.f4','left.npy','key.txt'] and not report.failed
-    for i,o in enumerate(store):
-        assert np.asarray(o.pop('png'))[0,0]==i and (o.pop('left.npy')==i).all() and o.pop('target.f4')==.5
-        assert o=={'cls':f'class {i%4}', 'json':{'i':i}, 'id':-i, 'txt':f'ü {i}', 'key.txt':key(i)}
 
 @pytest.mark.parametrize('name,source', [('part.csv',csv_samples), ('part.tar',tar_samples)])
 def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, name, source):
@@ -338,24 +322,3 @@ def test_statistics_are_of_what_is_there(put):
     assert np.isclose(store.stats[0][0], np.mean(good)/255, atol=1e-5) and list(store.manifest.stats)==['png']
     assert (stats['n'],stats['width'],stats['height'][::2])==(len(good),[20,20.,20],[10,12])
     assert store.class_counts()=={k:sum(i%3==k for i in good) for k in range(3)}
-
-# --- the memory of a server
-
-def test_the_report_says_what_a_dataset_needs(fresh):
-    "`test_resume.py` has what does not fit"
-    sizes = np.random.default_rng(0).integers(0, 8000, 1000).tolist()
-    source = [{'bin':random.Random(n).randbytes(n), 'txt':'x'*(n%50)} for n in sizes]
-    def used(): return client(fresh).info('memory')['used_memory']
-    before = used()
-    report = to_redis(source, fresh.url, 'd', chunk=64, **OPTIONS)
-    took = used()-before
-    assert took*.7-300_000<report.needs<took*1.3+300_000
-
-def test_on_a_server_that_drops_keys_an_ingest_is_an_error(fresh):
-    "There is no dataset with most of its samples gone"
-    c = client(fresh)
-    c.config_set('maxmemory', c.info('memory')['used_memory']+2_500_000)
-    c.config_set('maxmemory-policy', 'allkeys-lru')
-    source = ({'bin':random.Random(i).randbytes(3000), 'id':i} for i in range(2000))
-    with pytest.raises(StoreError): to_redis(source, fresh.url, 'd', **OPTIONS)
-    with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'd')

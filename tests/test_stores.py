@@ -18,6 +18,7 @@ from fastai_remote.store.base import Store
 from fastai_remote.store.redis import read_failures
 from fastai_remote.store.redis_parts import key_layout
 from fastai_remote.write.base import MemoryWriter
+from inputs import put_texts
 
 N = 37
 LABELS = ['bird','cat','dog']
@@ -113,21 +114,18 @@ def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     assert default(['jpg','png'], vocab={'png':['road','sky']})=='jpg'
     assert default(['photo','sketch'], codecs={'photo':'jpg', 'sketch':'jpg'})=='photo'
 
-def _read(stores, queue):
-    for store in stores.values(): queue.put(store.get_many([1,2], ['txt','cls'])['txt'])
-    queue.put(stores['tiered'].hits)
-
 @pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_stores_in_use_go_along_to_a_child_and_on_in_the_parent(stores, method):
     "With their passwords"
     for store in stores.values(): store.get_many([1,2], 'txt')
     assert stores['tiered'].flush(120)
     queue = (context := get_context(method)).Queue()
-    child = context.Process(target=_read, args=(stores, queue))
+    child = context.Process(target=put_texts, args=(stores, [1,2], queue))
     child.start()
-    for store in stores.values(): assert queue.get()==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
-    assert queue.get()['from_redis']>=2
+    texts,hits = queue.get()
     child.join()
+    assert texts==[[b'picture 1',b'picture 2']]*4 and hits['from_redis']>=2
+    for store in stores.values(): assert store.get_many([1,2], 'txt')['txt']==texts[0]
 
 def test_threads_share_a_store(store):
     def read(i): return store.get_many([i], 'txt')['txt'][0]
@@ -205,7 +203,8 @@ def test_the_memory_of_a_batch_is_used_again(server):
 
 def test_failures_that_redis_scans_twice_come_once():
     "HSCAN may return an entry again while the server moves the table"
-    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, {b'0':seal({'chunk':0, 'failures':[['a','why']]})}))
+    found = {b'0':seal({'chunk':0, 'failures':[['a','why']]})}
+    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, found))
     link = SimpleNamespace(url='redis://host', call=lambda f: f(client))
     assert list(read_failures(link, key_layout('d'), 'd'))==[('a','why')]
 

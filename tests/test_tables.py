@@ -186,15 +186,6 @@ def test_fn_gets_rows_as_they_are():
     chosen = table_samples(df, fields={'a b':'age', 'kind':'cls'})
     assert column(in_memory(chosen, fn=lambda o: {**o, 'age':o['age']*300})[0], 'age')==[30000,60000]
 
-def test_splits_of_several_tables_and_one_random_division(tmp_path):
-    for kind,table in every_kind(dict(cls=['b','a']*10, id=list(range(20))), tmp_path).items():
-        valid = table_samples(table) if kind!='tsv' else csv_samples(table)
-        store,_ = in_memory({'train':table, 'valid':valid})
-        assert store.splits=={'train':[0,20],'valid':[20,40]} and column(store, 'id')==[*range(20)]*2
-        assert store.vocab==['a','b']
-    store,_ = in_memory(as_parquet(tmp_path), splits={'train':None, 'valid':.25}, shuffle=True)
-    assert store.splits=={'train':[0,15],'valid':[15,20]} and sorted(column(store, 'u.u1'))==list(range(20))
-
 # --- Parquet: several files, memory, workers
 
 def test_several_files_and_partitions(tmp_path):
@@ -220,19 +211,6 @@ def test_a_parquet_file_that_is_replaced_is_read_anew(tmp_path):
         if not k: source = table_samples(tmp_path/'a.parquet')
         assert [row['n'] for _,row in source.read(np.arange(10))]==list(range(add, add+10))
 
-def test_parquet_splits_are_read_in_any_order(tmp_path):
-    "Splits of Parquet files are counted per row group; each row is in exactly one"
-    n,names = 1000,['train','valid','test']
-    part = [names[i*7%11%3] for i in range(n)]
-    table = pa.table({'id':range(n), 'part':pa.array(part, pa.string_view())})
-    pq.write_table(table, tmp_path/'a.parquet', row_group_size=64)
-    source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
-    numbers = np.random.default_rng(0).permutation(n)
-    rows = pickle.loads(pickle.dumps(source.read(numbers)))
-    found = [source.load(raw)['id'] for _,(_,raw) in sorted(zip(numbers, rows), key=lambda o: o[0])]
-    assert found==[i for name in names for i in range(n) if part[i]==name] and list(source.splits)==names
-    assert [stop-start for start,stop in source.splits.values()]==[part.count(name) for name in names]
-
 @contextmanager
 def at_most(nbytes):
     "Python's memory grows by less than `nbytes` here"
@@ -241,6 +219,7 @@ def at_most(nbytes):
         yield
         assert tracemalloc.get_traced_memory()[1]<nbytes
     finally: tracemalloc.stop()
+
 def test_splits_of_large_row_groups_take_little_memory(tmp_path):
     "No object is made of each row of a row group to find those of a split"
     n = 90_000

@@ -10,7 +10,8 @@ import torch
 from fastai.vision.all import AddMaskCodes, Categorize, DataLoaders, Datasets, ImageDataLoaders, MultiCategorize, \
     OneHotEncode, parent_label, PILImage, PILMask, Resize, TensorBBox, TensorMultiCategory, TensorPoint, TfmdLists
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, random_split
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, \
+    random_split
 
 from conftest import draw
 from inputs import in_memory, stored
@@ -199,6 +200,13 @@ ITEMS = {
     'an array':(lambda i: np.full((2,i), i), 'npy'),
     'none':(lambda i: (photo(i), None), 'png'),
     'a key that names a codec':(lambda i: {'txt':f'a {i}', 'cls':i, 'npy':torch.ones(2)}, 'txt cls npy'),
+    'one label':(lambda i: {'image':photo(i), 'labels':i%2}, 'image.png cls'),
+    'one text':(lambda i: {'image':photo(i), 'labels':'ab'[i%2]}, 'image.png cls'),
+    'a label in a tensor':(lambda i: {'image':photo(i), 'labels':torch.tensor(i%2)}, 'image.png cls'),
+    'truth':(lambda i: {'image':photo(i), 'labels':i%2==0}, 'image.png cls'),
+    'label and labels':(lambda i: {'image':photo(i), 'label':i%2, 'labels':'ab'[i%2]}, 'image.png cls labels.cls'),
+    'several labels':(lambda i: {'image':photo(i), 'labels':['a','b'][:i%3]}, 'image.png labels'),
+    'a tensor that requires a gradient':(lambda i: (torch.ones(3, requires_grad=True)*i, i%2), 'npy cls'),
     'a stack':(StackDataset(image=torch.ones(7, 2), label=torch.arange(7)), 'image cls'),
 }
 
@@ -208,15 +216,19 @@ def test_items_are_taken_apart(name):
     dataset = Items([make(i) for i in range(7)]) if callable(make) else make
     store,report = in_memory(dataset)
     assert store.fields==fields.split() and report.failed==0 and len(store)==7
-    assert ("item['label'] -> cls" in repr(report))==(name=='a stack')
+    found = re.search(r"item\['(\w+)'\] -> cls", repr(report))
+    renamed = {'a stack':'label', 'label and labels':'label', 'a key that names a codec':'cls',
+               **dict.fromkeys(('one label','one text','a label in a tensor','truth'), 'labels')}
+    assert (found and found[1])==renamed.get(name)
     for i in range(7):
         for field,value in zip(fields.split(), values(dataset[i])):
             if isinstance(value, float) and field.endswith('f4'): value = np.float32(value)
-            if field=='labels' and isinstance(value, torch.Tensor): value = value.tolist()
+            if isinstance(value, torch.Tensor): value = value.tolist() if field=='labels' else value.detach()
             assert same(store[i][field], value), field
 
 @pytest.mark.parametrize('items,message', [
     ([(photo(i), i if i%2 else 'text') for i in range(7)], 'the first sample had a str'),
+    ([(torch.zeros(3, dtype=torch.bfloat16), i%2) for i in range(7)], 'BFloat16'),
     ([(photo(0), object())]*3, 'no field for a object: write an fn that returns a dict of fields'),
     ([{'x.npz':np.array([[1], [2,3]], dtype=object)}], 'want numbers, got an array of dtype object.*json')])
 def test_values_that_no_field_can_store_are_errors(items, message):
@@ -237,6 +249,28 @@ def test_fn_gets_the_item_as_the_dataset_returns_it_and_decides_about_the_fields
     store,_ = in_memory(Items([(photo(i), {'boxes':boxes(i), 'x':torch.ones(1)}) for i in range(5)]), fn=fn)
     assert store.fields==['jpg','boxes.json','x']
     assert store[2]['boxes.json']==boxes(2).tolist() and store[0]['x']=='text'
+
+# --- A dataset that can only be gone through may have a length. PyTorch gives it a `__getitem__`, too, which raises
+
+class Stream(IterableDataset):
+    "`(number, label)` of numbers from `start` to `stop`"
+    def __init__(self, start, stop): self.numbers = range(start, stop)
+    def __iter__(self): return ((i/2, i%2) for i in self.numbers)
+
+class StreamWithLength(Stream):
+    def __len__(self): return len(self.numbers)
+
+class BothWays(StreamWithLength):
+    "Has an index, too, as the streams of MosaicML and LitData"
+    def __getitem__(self, i): return self.numbers[i]/2,i%2
+
+@pytest.mark.parametrize('source', [
+    StreamWithLength(0, 6), ChainDataset([Stream(0, 4), Stream(4, 6)]), BothWays(0, 6),
+    {'train':StreamWithLength(0, 4), 'valid':StreamWithLength(4, 6)}], ids=['length','chain','index','splits'])
+def test_a_stream_with_a_length_is_a_stream(source):
+    store,report = in_memory(source)
+    assert (report.written,report.failed)==(6,0) and store.fields[1]=='cls'
+    assert [store[i][store.fields[0]] for i in range(6)]==[i/2 for i in range(6)]
 
 # --- annotations
 

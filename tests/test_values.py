@@ -56,7 +56,8 @@ MPO = mpo()
 OTHER_SHAPES = {rf'want pixels of shape \(h,w\).*got {re.escape(str(shape))}':[np.zeros(shape, np.uint8)]
                 for shape in ((),(784,),(1,2,2,3))}   # Pillow would make a picture one pixel wide of 784 numbers
 PIXELS = {
-    '(raw|bits): want an image or uint8 pixels, got an array of uint16':[np.zeros((4,5), np.uint16)], 'got the str':['text'],
+    '(raw|bits): want an image or uint8 pixels, got an array of uint16':[np.zeros((4,5), np.uint16)],
+    'got the str':['text'],
     r'want pixels of shape .* got \(3, 4, 5\)':[np.zeros((3,4,5), np.uint8)], r'got \(4,\)':[np.zeros(4, np.uint8)],
     '5x0 pixels':[np.zeros((0,5), np.uint8)], '1x65536 pixels':[np.zeros((1<<16,1), np.uint8)],
     '65536x1 pixels':[np.zeros((1,1<<16), np.uint8)], 'mode I;16 has more than 8 bits':[new('I;16')],

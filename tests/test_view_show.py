@@ -1,5 +1,5 @@
 "What a person sees of a dataset: pictures of every kind of value, overviews, notebooks, reports and the shell"
-import base64, io, json, pickle, re, tracemalloc, warnings
+import base64, io, json, pickle, re, threading, tracemalloc, warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,15 +11,13 @@ from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.cli.main import main
 from fastai_remote.cli.words import picture_codes
 from fastai_remote.codec import pixels
-from fastai_remote.core import Manifest
 from fastai_remote.ingest.stores import changeable
-from fastai_remote.store.base import Store
 from fastai_remote.testing import ManualClock
 from fastai_remote.view.overview import chosen_numbers, count_in_splits, items_of, overview, some_numbers, typed_label
 from fastai_remote.view.html import MAX_HTML, MAX_REPORT, notebook_html, write_report
 from fastai_remote.view.pictures import as_picture, drawn_text, read_samples, sheet, shown_kind, tile_fields
 from in_memory import in_memory
-from inputs import encoded, png_of, wav_file
+from inputs import Computed, encoded, png_of, wav_file
 
 QUIET = dict(num_workers=0, progress=False)
 
@@ -239,34 +237,29 @@ def test_reasons_of_failures_are_counted():
     assert (o.failed, o.reasons, o.n_reasons)==(3000, [('too small', 1000)], 1000)
     assert 'reasons of 1,000' in notebook_html(store, 60)
 
-class Synthetic(Store):
-    "Makes its values from the number, and remembers how many were asked for"
-    def __init__(self, n, labels=8):
-        self.png,self.asked = encoded(photo(0)),0
-        fields = {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u4'}}
-        self.manifest = Manifest('synthetic', n, fields, vocab={'cls':[f'label {k}' for k in range(labels)]},
-                                 counts={'cls':[n//labels]*labels}, nbytes=len(self.png)*n)
-    def read_values(self, numbers, fields):
-        self.asked += len(numbers)
-        return {f:[self.png]*len(numbers) if f=='png' else (numbers%8).astype('u4') for f in fields}
+def synthetic(n, labels=8, picture=None):
+    "A store of one picture and of labels, which are computed"
+    png = encoded(picture or photo(0))
+    made = {'png':lambda numbers: [png]*len(numbers), 'cls':lambda numbers: (numbers%8).astype('u4')}
+    vocab = {'cls':[f'label {k}' for k in range(labels)]}
+    return Computed(n, made, vocab=vocab, counts={'cls':[n//labels]*labels}, nbytes=len(png)*n)
 
 def test_fifty_million_samples_cost_what_a_few_cost():
-    store = Synthetic(50_000_000)
+    store = synthetic(50_000_000)
     notebook_html(store, 60)   # what is loaded once
     tracemalloc.start()
     html,o = notebook_html(store, 60),overview(store)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak<10_000_000 and store.asked==12+12+o.sampled and '50,000,000' in html and html.count('<img')==12
+    assert peak<10_000_000 and sum(store.reads)==12+12+o.sampled and '50,000,000' in html and html.count('<img')==12
     assert some_numbers(store, 12).max()>25_000_000
 
 def test_a_summary_stays_small_whatever_is_in_the_dataset():
-    store = Synthetic(1000, labels=100_000)
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300,300,3), np.uint8))
-    store.png = encoded(noise)
-    for k in range(500): store.manifest.fields[f'{"x"*200}{k}.i4'] = {'codec':'i4','dtype':'i4'}
-    def values(field, n): return [store.png]*n if field=='png' else np.zeros(n, 'i4')
-    store.read_values = lambda numbers, fields: {field:values(field, len(numbers)) for field in fields}
+    store = synthetic(1000, 100_000, noise)
+    for field in (f'{"x"*200}{k}.i4' for k in range(500)):
+        store.manifest.fields[field] = {'codec':'i4','dtype':'i4'}
+        store.made[field] = lambda numbers: np.zeros(len(numbers), 'i4')
     html = notebook_html(store, 60)
     assert len(html.encode())<MAX_HTML and html.count('<img')==12 and 'more labels' in html and 'more fields' in html
 
@@ -291,15 +284,14 @@ def test_without_an_answer_a_notebook_shows_the_table_of_before(fresh):
         assert unread._repr_html_() is None and 'not read yet' in repr(unread)
 
 def test_a_summary_does_not_wait_for_longer_than_it_may():
-    import threading
-    class Slow(Synthetic):
-        answer = threading.Event()
-        def read_values(self, numbers, fields):
-            self.answer.wait(60)
-            return super().read_values(numbers, fields)
-    store = Slow(100)
+    store,answer = synthetic(100),threading.Event()
+    read = store.read_values
+    def slow(numbers, fields):
+        answer.wait(60)
+        return read(numbers, fields)
+    store.read_values = slow
     assert notebook_html(store, .05) is None
-    store.answer.set()
+    answer.set()
 
 # --- Losses
 

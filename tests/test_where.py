@@ -10,10 +10,9 @@ from fastai.data.core import DataLoaders
 from fastai.data.transforms import ColSplitter, RandomSplitter
 from fastcore.foundation import L
 
-from inputs import in_memory, write_tar
+from inputs import Computed, in_memory, write_tar
 from fastai_remote import (CorruptSample, FieldSplitter, get_remote_items, index_shards, KFoldSplitter, MemoryStore,
-    MissingSample, Permutation, RandomStoreSplitter, RemoteItems, ShardStore, Store, to_shards, UnknownField)
-from fastai_remote.core import Manifest
+    MissingSample, Permutation, RandomStoreSplitter, RemoteItems, ShardStore, to_shards, UnknownField)
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
 from fastai_remote.order.base import Order, SplitOrder
@@ -209,6 +208,7 @@ def test_folds_of_shards_of_any_size_differ_by_one():
         assert all(sorted([*valid, *train])==list(range(31)) for valid,train in parts)
         assert sorted(np.concatenate([valid for valid,_ in parts]))==list(range(31))
         assert uneven([len(valid) for valid,_ in parts])<=1 and folds[0]==pickle.loads(pickle.dumps(folds[0]))!=folds[1]
+
 def test_samples_without_the_field(tmp_path):
     fields = [(i, (('txt','t'), ('age.u1',i), ('cls',i%3))[:3 if i%2 else 1]) for i in range(20)]
     write_tar(tmp_path/'a.tar', [(f'{i:03}.{f}', str(value).encode()) for i,some in fields for f,value in some])
@@ -217,13 +217,7 @@ def test_samples_without_the_field(tmp_path):
     assert [*items.where('age.u1', lambda ages: ages>10)]==[11,13,15,17,19] and [*items.where('cls', 1)]==[1,7,13,19]
     with pytest.raises(MissingSample, match='not every sample has this field'): FieldSplitter('age.u1')(items)
 
-class Numbers(Store):
-    "Makes its values from the number"
-    def __init__(self, n):
-        fields = {'is_valid':{'codec':'i8', 'dtype':'i8'}, 'cls':{'codec':'cls', 'dtype':'u1'}}
-        self.manifest = Manifest('numbers', n, fields, vocab={'cls':list('abcdefgh')})
-    def read_values(self, numbers, fields):
-        return {f:(numbers%5==0).astype('i8') if f=='is_valid' else (numbers%8).astype('u1') for f in fields}
+MADE = {'is_valid':lambda numbers: (numbers%5==0).astype('i8'), 'cls':lambda numbers: (numbers%8).astype('u1')}
 
 @pytest.mark.parametrize('make', [
     lambda items: [items.where('cls', ['a','c'])], lambda items: [items.where('is_valid', True).where('cls', 'a')],
@@ -232,7 +226,7 @@ def test_a_sample_more_takes_less_than_five_bits(make):
     peaks = []
     for n in 400_000,1_200_000:
         tracemalloc.start()
-        parts = make(get_remote_items(Numbers(n)))
+        parts = make(get_remote_items(Computed(n, MADE, vocab={'cls':list('abcdefgh')})))
         peaks.append(tracemalloc.get_traced_memory()[1])
         for part in parts:
             tracemalloc.reset_peak()
