@@ -224,7 +224,7 @@ def test_an_image_that_is_not_decoded_behaves_as_that_of_fastai():
     for image in (stock, lazy):
         with pytest.raises(ValueError): image.transpose(99)
         image.thumbnail((10, 8), Image.Resampling.BILINEAR, reducing_gap=None)
-    assert lazy.is_decoded and lazy.size==stock.size and np.array_equal(lazy, stock)
+    assert lazy.plan is None and lazy.size==stock.size and np.array_equal(lazy, stock)
 
 @pytest.mark.parametrize('at,checksum', [(15, True), (30, False), (27, True)], ids=['start', 'checksum', 'filter'])
 def test_a_png_that_stock_cannot_identify_is_damaged(at, checksum):

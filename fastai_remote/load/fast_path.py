@@ -75,7 +75,7 @@ class _ImageMaker(_TensorMaker):
         for k,image in enumerate(images):
             if begin_sample: begin_sample(k)
             images[k] = compose_tfms(image, self.tfms, split_idx=self.split_idx)
-        return [image if isinstance(image, EncodedImage) and not image.is_decoded   # a padded one is decoded
+        return [image if isinstance(image, EncodedImage) and image.plan is not None   # a padded one is decoded
                 else open_image(image, self.cls) for image in images]
 
     @stage('decode')

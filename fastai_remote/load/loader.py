@@ -425,7 +425,7 @@ class RemoteDL(SeededDL, ShownDL):
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
                 is_over = given_up or not batch.positions or whole.is_outdated(self)
-                values = None if is_over else whole.begin(batch.columns(), seeding)
+                values = None if is_over else whole.begin(batch.values, seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
                 if given_up or not is_dropped: yield (batch,state),(values,)
