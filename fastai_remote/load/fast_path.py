@@ -45,7 +45,7 @@ class _TensorMaker:
     cls = None   # type of the pipeline's own results, before item transforms: `PILImage`, not `TensorImage`
     tfms,split_idx = (),None   # item transforms before `ToTensor` that change these values; `begin` applies them
     def __call__(self, values)->OutgoingTensor:
-        """The tensor of a batch; `values` are those of a batch, a list or an array, or with `tfms` what `begin` returned
+        """The tensor of a batch, whose `values` are a list or an array, or with `tfms` what `begin` returned
 
         `None`, or any exception, says that the items have to be made one by one."""
         raise NotImplementedError

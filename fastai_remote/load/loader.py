@@ -448,8 +448,9 @@ class RemoteDL(SeededDL, ShownDL):
         pipelines = {'after_item':self.after_item, 'before_batch':self.before_batch}
         for k,tl in enumerate(getattr(self.dataset, 'tls', [self.dataset])):
             if not isinstance(tl, TfmdLists): continue
-            if '_after_item' in vars(tl): return f'_after_item of pipeline {k} of the dataset was replaced on the object'
-            pipelines[f'pipeline {k} of the dataset'] = tl.tfms
+            name = f'pipeline {k} of the dataset'
+            if '_after_item' in vars(tl): return f'_after_item of {name} was replaced on the object'
+            pipelines[name] = tl.tfms
         wrong = [f'{name} is a {type(o).__name__}, not a Pipeline' for name,o in pipelines.items()
                  if type(o) is not Pipeline]
         return wrong[0] if wrong else ''
