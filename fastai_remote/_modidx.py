@@ -1662,8 +1662,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.store.base._no_stats': ( 'store/base.html#_no_stats',
                                                                                   'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base._picked': ('store/base.html#_picked', 'fastai_remote/store/base.py'),
-                                          'fastai_remote.store.base._read_checked': ( 'store/base.html#_read_checked',
-                                                                                      'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base._read_samples': ( 'store/base.html#_read_samples',
                                                                                       'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base._read_slice': ( 'store/base.html#_read_slice',

@@ -14,7 +14,7 @@ from fastai_remote.codec.arrays import NpyImageCodec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.load import equivalence, fast_path, lazy_image, loader
 from fastai_remote.load.equivalence import is_shipped
-from fastai_remote.load.fast_path import floats_next, WholeBatches
+from fastai_remote.load.fast_path import WholeBatches
 from fastai_remote.load.lazy_image import BatchMemory, image_floats, open_image
 from fastai_remote.load.batch import SharedBuffers
 from fastai_remote.order.base import SplitOrder
@@ -79,7 +79,7 @@ def made(monkeypatch):
     ('fastai.data.load.fa_collate', 'age.f4', [])])
 def test_a_function_of_an_unknown_version_turns_off_what_needs_it(store, monkeypatch, function, x, others):
     "And it is named, once, with its version"
-    equivalence._why_other_source.cache_clear()
+    equivalence.why_other_source.cache_clear()
     monkeypatch.setitem(equivalence._known_sources, function, '0123456789ab')
     why = f'{function} of fastai {fastai.__version__} is not one that fastai_remote knows'
     with pytest.warns(UserWarning, match=re.escape(why)):
@@ -89,7 +89,7 @@ def test_a_function_of_an_unknown_version_turns_off_what_needs_it(store, monkeyp
         warnings.simplefilter('error')
         assert len(list(dl))==5 and why in dl.explain()
         for other in others: assert loaders(store, other).train.explain().startswith('Whole batches')
-    equivalence._why_other_source.cache_clear()
+    equivalence.why_other_source.cache_clear()
 
 TFMS = [[], [RandomResizedCrop(16), FlipItem()], [Resize(16), DihedralItem()], [Resize((12, 18), method='squish')],
     [RandomCrop(14)], [CropPad(9), FlipItem(1.)]]
@@ -157,7 +157,7 @@ def test_explain_names_what_prevents_the_fast_path(store, made, capsys):
     assert not made
     assert idle.explain()=="Items are built one by one, by fastai's own code: there is no ToTensor."
     assert plain.explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
-    assert floats_next(plain) and not floats_next(plain.new(after_batch=[_Own()]))
+    assert plain.after_batch.known_tfms() and not plain.new(after_batch=[_Own()]).after_batch.known_tfms()
     DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items, splitter=ordered,
         item_tfms=[resize, _Own]).summary(store)
     assert 'images stay undecoded through Resize: _Own is not a transform' in capsys.readouterr().out

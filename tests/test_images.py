@@ -129,7 +129,7 @@ def test_an_image_stays_encoded_through_crops_a_resize_and_turns(how):
                 lambda o: o.transpose(second), lambda o: o.crop((5,7,35,38)), lambda o: o.crop((2,1,20,30))):
             lazy,stock = step(lazy),step(stock)
             assert lazy.size==stock.size
-        assert not lazy.is_decoded and np.array_equal(lazy, stock)
+        assert lazy.plan is not None and np.array_equal(lazy, stock)
 
 def test_a_large_photograph_for_a_small_crop_is_decoded_small(how):
     "Near what Pillow makes of all its pixels"

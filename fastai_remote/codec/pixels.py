@@ -134,14 +134,11 @@ class PixelSource:
     """A source for a `PixelPlan`: a Pillow image of mode L or RGB, or a `uint8` array
 
     The array has shape (height, width), (height, width, 1) or (height, width, 3)."""
+    reducing_gap = None   # the pixels are there at full size
     def __init__(self, pixels:Image.Image|np.ndarray):
         self.pixels = pixels
         if isinstance(pixels, Image.Image): self.size,self.channels = pixels.size,len(pixels.mode)
         else: self.size,self.channels = pixels.shape[1::-1],1 if pixels.ndim==2 else pixels.shape[2]
-
-    def scale(self, box, to):
-        "1: the pixels are there at full size"
-        return 1
 
     def write(self, out, scale, region, *plan):
         """Write the result to array `out` with the C module; raises `ValueError` if that cannot be done
@@ -182,11 +179,10 @@ def _resizes_columns_first():
 _new_order = _resizes_columns_first()
 
 def _scaled_box(box, scale, size):
-    """Returns `(region, crop)`, both (x0, y0, x1, y1), for an image of `size` that is decoded at 1/`scale`
+    """Returns `(region, crop)`, both (x0, y0, x1, y1), for an image of `size` that is decoded at 1/`scale`, not at 1
 
     `region` is what to decode for `box`, in whole pixels of the smaller image; `crop` is what to resize, in pixels of
     `region`, which may be fractions. `size` is (width, height) of the image at full size."""
-    if scale==1: return box,(0, 0, box[2]-box[0], box[3]-box[1])
     x0,y0 = box[0]//scale,box[1]//scale
     x1,y1 = (min(-(-end//scale), -(-n//scale)) for end,n in zip(box[2:], size))
     crop = (box[0]/scale-x0, box[1]/scale-y0, min(box[2]/scale, x1)-x0, min(box[3]/scale, y1)-y0)
@@ -268,9 +264,10 @@ class PixelPlan:
         the pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does, or raises its
         error for a damaged file."""
         src,box = self.src,self.box
-        scale = src.scale(box, self.to)
-        region,crop = _scaled_box(box, scale, src.size)
-        to = self.to or (box[2]-box[0],box[3]-box[1])
+        width,height = box[2]-box[0],box[3]-box[1]
+        to,region,crop = self.to or (width,height),box,(0, 0, width, height)
+        scale = src.scale(box, self.to) if src.reducing_gap else 1
+        if scale>1: region,crop = _scaled_box(box, scale, src.size)
         window = self.window or (0, 0, *to)
         columns_first = _columns_first(region, to, self.transposed)
         if out is None: out = np.empty((src.channels, *self.size[::-1]), np.uint8)

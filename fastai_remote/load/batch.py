@@ -160,22 +160,10 @@ class Batch:
     "One batch on its way from the store to the model: which samples, and what the stores hold for them"
     positions:list # Position of each sample in the dataset of the epoch; `None`s for an iterable dataset
     numbers:list # Sample number in the store at each position; items such as dicts have none
-    unique:list # `numbers` without repeats, in order of first appearance
-    values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
+    values:list # For each `Fetch` of the pipelines: the value of each of `numbers`, a list or an array
     wanted:int # Number of samples before some were skipped
     bad:tuple=() # Numbers of samples that were replaced or skipped
     first:int=0 # Place in the epoch of the first sample
-
-    def columns(self)->list:
-        "For each `Fetch`: the value at each position, a list or an array"
-        if len(self.unique)==len(self.numbers): return self.values
-        where = {number:k for k,number in enumerate(self.unique)}
-        at = [where[number] for number in self.numbers]
-        return [v[at] if isinstance(v, np.ndarray) else [v[k] for k in at] for v in self.values]
-
-    def by_number(self)->list:
-        "For each `Fetch`: `{sample number: value}`"
-        return [dict(zip(self.unique, v.tolist() if isinstance(v, np.ndarray) else v)) for v in self.values]
 
 class NoSamples:
     "What a worker sends in place of a batch whose samples were all skipped, so that the other batches keep their order"
@@ -276,12 +264,17 @@ class StoreInputs:
         if shards: self.items.store.prefetch(*shards)   # here, because the batches before are read by now
         numbers = self.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
-        if not unique: return Batch(positions, numbers, unique, [[] for _ in self.fetches], len(positions))
+        if not unique: return Batch(positions, numbers, [[] for _ in self.fetches], len(positions))
         # To skip or replace a sample, its position must be known: each position must have a number
         may_be_bad = self.on_bad!='raise' and len(numbers)==len(positions) and None not in positions
         parts = list(read_parts(self._values, unique)) if may_be_bad else [(unique,self._values(unique))]
         if len(parts)>1 or isinstance(parts[0][1], Exception): return self._without_bad(positions, numbers, parts)
-        return Batch(positions, numbers, unique, parts[0][1], len(positions))
+        values = parts[0][1]
+        if len(unique)<len(numbers):
+            where = {number:k for k,number in enumerate(unique)}
+            at = [where[number] for number in numbers]
+            values = [v[at] if isinstance(v, np.ndarray) else [v[k] for k in at] for v in values]
+        return Batch(positions, numbers, values, len(positions))
 
     def _values(self, numbers):
         "For each `Fetch`: the values of samples `numbers`, a list or an array"
@@ -303,10 +296,9 @@ class StoreInputs:
         bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
         used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
         new_positions = [position if other is None else other for position,other,_,_ in used]
-        values_of = {number:values for _,_,number,values in used}
-        columns = zip(*values_of.values()) if used else [[] for _ in self.fetches]
+        columns = zip(*(values for _,_,_,values in used)) if used else [[] for _ in self.fetches]
         values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
-        return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
+        return Batch(new_positions, [number for _,_,number,_ in used], values, len(positions), bad)
 
     def _other(self, number, error):
         "`(position, number, values)` of one in place of sample `number`, which had `error`; `()` if it is skipped"
@@ -317,7 +309,8 @@ class StoreInputs:
     def positions_of(self, batch:Batch):
         "Yields each position of `batch`. Meanwhile the pipelines hold the values of the batch, and need no request."
         numbers,same_items = dict(zip(batch.positions, batch.numbers)),self.same_items()
-        for fetch,values in zip(self.fetches, batch.by_number()): fetch.receive(values)
+        for fetch,values in zip(self.fetches, batch.values):
+            fetch.receive(dict(zip(batch.numbers, values.tolist() if isinstance(values, np.ndarray) else values)))
         received = [fetch.values for fetch in self.fetches]
         for position in batch.positions:
             # Set again for each item: meanwhile they may be released, and another loader may have set its own
@@ -354,7 +347,7 @@ def first_or_other(
     numbers = inputs.numbers_at([0])
     def hold(position, number=None):
         # under the number of the first sample, which is the one that fastai asks for
-        next(inputs.positions_of(Batch([0], numbers, numbers, inputs.read([position]).values, 1)))
+        next(inputs.positions_of(Batch([0], numbers, inputs.read([position]).values, 1)))
         for number in numbers:
             for fetch in inputs.fetches: fetch(number)   # raises `CorruptSample` if it cannot be decoded
     try:

@@ -38,9 +38,9 @@ import fastai_remote
 # --- Classes
 
 # The fast paths rely on attributes of fastai's and Pillow's classes, such as `PILImage.crop`, `Resize.before_call` and
-# `Pipeline.__call__`. `Watched` remembers the attributes of a class and its bases when this package is imported, and
-# reports which of them has changed since. Attributes that were changed before the import are found by the file that
-# their code comes from.
+# `Pipeline.__call__`. `watch` remembers the attributes of a class and its bases when this package is imported, and
+# `why_changed` reports which of them has changed since. Whatever was changed before the import is found by the file
+# that its code comes from, and counts as replaced.
 
 _packages = fastai, fastai_remote, fastcore, fasttransform, PIL, plum, torch, torchvision
 _package_folders = tuple(os.path.dirname(package.__file__)+os.sep for package in _packages)
@@ -69,35 +69,30 @@ def is_shipped(value)->bool:
     return all(file.startswith(_package_folders) or file.startswith(_python_folder) and '-packages' not in file
                for file in _files_of(value))
 
-class Watched:
-    """Remembers the attributes that a class and its bases have when this is made; `change` says how they differ later
+def _shipped(value):
+    "`value` if `is_shipped`; else an object that nothing is or equals, so that `value` counts as replaced"
+    return value if is_shipped(value) else object()
 
-    It also says if one of them was not what fastai ships when this was made."""
-    def __init__(self,
-        cls:type, # The class
-        names:str=None, # Names of the attributes that matter, separated by spaces; default: all
-    ):
-        self.cls,self.names = cls,names and names.split()
-        self.seen = self._now()
-        self.foreign = next((name for name,value in self.seen.items() if not is_shipped(value)), None)
+_watched = {}   # `{class: (names of the attributes that matter, or all if empty; {name: what is shipped})}`
 
-    def _now(self):
-        "`{name: attribute}` of the class and its bases, as they are now"
-        now = {}
-        for base in self.cls.__mro__[-2::-1]: now.update(vars(base))   # all but `object`, the class itself last
-        names = self.names or now.keys()-_bookkeeping
-        return {name:now[name] for name in names if name in now}
+def _attributes(cls, names):
+    "`{name: attribute}` of a class and its bases, as they are now; `names` as in `_watched`"
+    now = {}
+    for base in cls.__mro__[-2::-1]: now.update(vars(base))   # all but `object`, the class itself last
+    return {name:now[name] for name in names or now.keys()-_bookkeeping if name in now}
 
-    def change(self)->str:
-        "A text about the first difference that is found, such as 'TfmdLists.show was replaced'; '' if none"
-        if self.foreign: return f'{self.cls.__name__}.{self.foreign} is not what fastai ships'
-        now = self._now()
+def why_changed(*classes)->str:
+    "What in `classes` is not as fastai ships it, such as 'TfmdLists.show was replaced'; empty if nothing"
+    for cls in classes:
+        names,shipped = _watched[cls]
+        now = _attributes(cls, names)
         for name,value in now.items():
-            if name not in self.seen:
-                if name.startswith('__') or not is_shipped(value): return f'{self.cls.__name__}.{name} was added'
-            elif value is not self.seen[name]: return f'{self.cls.__name__}.{name} was replaced'
-        gone = self.seen.keys()-now.keys()
-        return f'{self.cls.__name__}.{min(gone)} was removed' if gone else ''
+            if name not in shipped:
+                if name.startswith('__') or not is_shipped(value): return f'{cls.__name__}.{name} was added'
+            elif value is not shipped[name]: return f'{cls.__name__}.{name} was replaced'
+        gone = shipped.keys()-now.keys()
+        if gone: return f'{cls.__name__}.{min(gone)} was removed'
+    return ''
 
 # A class also counts as changed if a user has only added a method, because fastai and Pillow look for some methods by
 # name. Then stock code builds the batches, which is always correct.
@@ -121,7 +116,7 @@ _function_names = {
     _cast:'cast retain_meta',
     PIL.Image:'open new fromarray frombytes frombuffer merge'}
 # (variables of a module, name, what fastai ships under that name)
-_functions = [(vars(module), name, getattr(module, name))
+_functions = [(vars(module), name, _shipped(getattr(module, name)))
               for module,names in _function_names.items() for name in names.split() if hasattr(module, name)]
 
 def _globals_of(functions):
@@ -191,21 +186,21 @@ _known_sources = {
     'fastai.data.transforms.Categorize.encodes': 'f871387d19b5'}
 
 @cache
-def _why_other_source(f):
-    "Why the source text of function `f` is not one that this package knows; empty if it is. Warns, once, if it is not."
-    module = sys.modules[f.__module__.split('.')[0]]
-    name = f'{f.__module__}.{f.__qualname__}'
-    try: digest = hashlib.sha256(inspect.getsource(f).encode()).hexdigest()[:12]
-    except (OSError,TypeError): return f'the source text of {name} cannot be read'
-    if digest in _known_sources.get(name, '').split(): return ''
-    why = f'{name} of {module.__name__} {module.__version__} is not one that fastai_remote knows'
-    warnings.warn(f'{why}: batches that need it are built by stock code, which is slower. Use a version that is known, '
-                  'or a newer fastai_remote', stacklevel=2)
-    return why
-
 def why_other_source(*functions)->str:
-    "Which of `functions` is not one that fastai_remote knows by its source text; empty if all are"
-    return next((why for f in functions if (why:=_why_other_source(f))), '')
+    """Which of `functions` is not one that fastai_remote knows by its source text; empty if all are
+
+    Warns, once, if one is not."""
+    for f in functions:
+        module = sys.modules[f.__module__.split('.')[0]]
+        name = f'{f.__module__}.{f.__qualname__}'
+        try: digest = hashlib.sha256(inspect.getsource(f).encode()).hexdigest()[:12]
+        except (OSError,TypeError): return f'the source text of {name} cannot be read'
+        if digest in _known_sources.get(name, '').split(): continue
+        why = f'{name} of {module.__name__} {module.__version__} is not one that fastai_remote knows'
+        warnings.warn(f'{why}: batches that need it are built by stock code, which is slower. Use a version that is '
+                      'known, or a newer fastai_remote', stacklevel=2)
+        return why
+    return ''
 
 _collate = import_module('torch.utils.data._utils.collate')
 _collated_types = TensorImage,TensorImageBW,TensorMask,TensorCategory,torch.Tensor
@@ -216,18 +211,18 @@ def _registered():
     registry = _collate.default_collate_fn_map
     found = {f'collates a {cls.__name__}':[f for k,f in registry.items() if issubclass(cls, k)]
              for cls in _collated_types}
-    found |= {f'opens a {name} file':[_opener(start)] for name,start in _starts.items()}
-    return found | {f'decodes {name} data':[PIL.Image.DECODERS.get(name)] for name in ('jpeg','zip')}
-
-def _opener(start):
-    "The function with which `Image.open` opens a file whose first 16 bytes are `start`; `None` if there is none"
-    for name in PIL.Image.ID:
-        f,accepts = PIL.Image.OPEN.get(name, (None,None))
-        is_accepted = accepts(start) if accepts else True
-        if is_accepted and not isinstance(is_accepted, str): return f   # a text says why it is not
+    found |= {f'decodes {name} data':[PIL.Image.DECODERS.get(name)] for name in ('jpeg','zip')}
+    for name,start in _starts.items():
+        for plugin in PIL.Image.ID:   # as `Image.open` looks for one
+            opener,accepts = PIL.Image.OPEN.get(plugin, (None,None))
+            is_accepted = accepts(start) if accepts else True
+            if is_accepted and not isinstance(is_accepted, str): break   # a text says why it is not
+        else: opener = None
+        found[f'opens a {name} file'] = [opener]
+    return found
 
 PIL.Image.preinit()   # Pillow registers its openers when the first file is opened
-_shipped_registered = _registered()
+_shipped_registered = {what:list(map(_shipped, functions)) for what,functions in _registered().items()}
 
 def why_stock_changed()->str:
     """What in the code that applies transforms and builds batches is not as fastai ships it; empty if nothing
@@ -235,11 +230,9 @@ def why_stock_changed()->str:
     Not empty either if a function that builds every batch is that of a version of fastai that is not known."""
     if why:=why_changed(Transform, Pipeline, TfmdLists, Datasets): return why
     for variables,name,value in _functions:
-        if variables.get(name) is not value or not is_shipped(value):
-            return f"{variables['__name__']}.{name} was replaced"
+        if variables.get(name) is not value: return f"{variables['__name__']}.{name} was replaced"
     for what,functions in _registered().items():
-        is_same = functions==_shipped_registered[what] and all(map(is_shipped, functions))
-        if not is_same: return f'what {what} was replaced'
+        if functions!=_shipped_registered[what]: return f'what {what} was replaced'
     return why_other_source(*_batch_sources)
 
 # --- Transforms
@@ -250,7 +243,7 @@ def why_stock_changed()->str:
 
 # These transforms use an image only through `crop_pad`, `flip_lr` and `dihedral`: it can pass them undecoded
 IMAGE_TFMS = (RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem)
-CATEGORY_TFMS = [Categorize]   # and this package's subclasses of it, which `watch` adds
+CATEGORY_TFMS = []   # `Categorize` and this package's subclasses of it, which `watch` adds
 
 class NotCertain(Exception): "Why it is not certain that a fast path gives what stock fastai gives"
 
@@ -260,51 +253,46 @@ def _example(cls):
     if issubclass(cls, PIL.Image.Image): return cls(PIL.Image.new(cls._open_args['mode'], (1,1)))
     return cls(0) if cls is not torch.Tensor else torch.zeros(())
 
-def _function_of(t):
-    "The plum `Function` behind `t.encodes`, or whatever a user has assigned to it"
-    f = getattr(t, 'encodes', None)
-    return f if isinstance(f, Function) else getattr(f, '_f', f)
-
 def _implementation(t, x):
     """(function that `t` would call for value `x`, type that its result is cast to)
 
     (`None`, `None`) if it leaves `x` alone, and (exception, `None`) if plum cannot tell."""
-    f = _function_of(t)
+    encodes = getattr(t, 'encodes', None)
+    f = encodes if isinstance(encodes, Function) else getattr(encodes, '_f', encodes)   # of a method, its function
     if not isinstance(f, Function): return f,None
-    try: return f._resolve_method_with_cache((x,) if t.encodes is f else (t, x))
+    try: return f._resolve_method_with_cache((x,) if encodes is f else (t, x))
     except NotFoundLookupError: return None,None
     except Exception as e: return e,None   # an ambiguity, for which stock code raises the same exception
 
-_known_tfms = *IMAGE_TFMS,ToTensor,Categorize,RegressionSetup,IntToFloatTensor,Normalize
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
-_tensor_names = ('__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ '
-                 '__sub__ __truediv__')
-
-_watched = {cls:Watched(cls) for cls in (*_known_tfms, AddMaskCodes, Transform, Pipeline)}
-_watched |= {cls:Watched(cls) for cls in (PILImage,PILImageBW,PILMask)}
-_watched |= {cls:Watched(cls, _tensor_names) for cls in (TensorImage,TensorImageBW,TensorMask,TensorCategory)}
-_watched[TfmdLists] = Watched(TfmdLists, '__getitem__ _after_item __getattribute__')
-_watched[Datasets] = Watched(Datasets, '__getitem__ __getattribute__')
-
-# `{(transform, type of a value): implementation that fastai ships}`
-_known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in _known_tfms for x in _value_types}
-_encodes = {_known[key][0] for key in (
-    (ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float), (IntToFloatTensor,TensorImage),
-    (Normalize,TensorImage))}
-_sources = *_image_sources,*_batch_sources,*_encodes
-_functions += [(variables, name, value) for (_,name),(variables,value) in _globals_of(_sources).items()]
+_known = {}   # `{(transform, type of a value): implementation that is shipped}`
 
 def watch(
-    cls:type # A transform of this package
+    cls:type, # A class of fastai, or a transform of this package
+    names:str='' # Names of the attributes that matter, separated by spaces; default: all
 ):
-    "Treat `cls`, as it is now, like a transform that fastai ships"
-    _watched[cls] = Watched(cls)
+    "Remember the attributes of `cls` as they are now, and what a transform does: `why_changed` compares them"
+    names = names.split()
+    _watched[cls] = names,{name:_shipped(value) for name,value in _attributes(cls, names).items()}
     if issubclass(cls, Categorize): CATEGORY_TFMS.append(cls)
-    _known.update({(cls,x):_implementation(cls.__new__(cls), _example(x)) for x in _value_types})
+    if not issubclass(cls, Transform): return
+    for x in _value_types:
+        f,result = _implementation(cls.__new__(cls), _example(x))
+        _known[cls,x] = _shipped(f),result
 
-def why_changed(*classes)->str:
-    "What in `classes` is not as fastai ships it; empty if nothing"
-    return next((why for cls in classes if (why:=_watched[cls].change())), '')
+for _cls in (*IMAGE_TFMS, ToTensor, Categorize, RegressionSetup, IntToFloatTensor, Normalize, AddMaskCodes, Transform,
+             Pipeline, PILImage, PILImageBW, PILMask): watch(_cls)
+for _cls in (TensorImage,TensorImageBW,TensorMask,TensorCategory):
+    watch(_cls, '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_ '
+                '__sub__ __truediv__')
+watch(TfmdLists, '__getitem__ _after_item __getattribute__')
+watch(Datasets, '__getitem__ __getattribute__')
+
+_encodes = {f for key in (
+    (ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float), (IntToFloatTensor,TensorImage),
+    (Normalize,TensorImage)) if isinstance(f:=_known[key][0], FunctionType)}
+_sources = *_image_sources,*_batch_sources,*_encodes
+_functions += [(variables, name, _shipped(value)) for (_,name),(variables,value) in _globals_of(_sources).items()]
 
 def why_unknown(
     transform:Transform, # A transform
@@ -317,22 +305,20 @@ def why_unknown(
         name = _name_of(transform)
         if types is IMAGE_TFMS: return f'{name} is not a transform that images can pass undecoded'
         return f'{name} is not {" or ".join(c.__name__ for c in types)}'
-    watched = _watched[cls]
-    if why:=watched.change(): return why
+    if why:=why_changed(cls): return why
     for attribute in vars(transform):
-        shipped = watched.seen.get(attribute)
+        shipped = _watched[cls][1].get(attribute)
         if callable(shipped) or isinstance(shipped, (property,Function)):
             return f'{_name_of(transform)}.{attribute} was replaced on the object'
-    return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
-
-def _why_other_implementation(t, x):
-    "Why other code than fastai's may run when `t` gets a value of class `x`; empty if it is certainly fastai's"
-    now = _implementation(t, _example(x))
-    if isinstance(now[0], Exception):
-        return f'plum cannot tell what {_name_of(t)} does with a {x.__name__}: {type(now[0]).__name__}'
-    if now==_known[type(t),x] and is_shipped(now[0]): return why_other_source(now[0]) if now[0] in _encodes else ''
-    module = getattr(now[0], '__module__', 'another module')
-    return f'{_name_of(t)} has an implementation of its own for {x.__name__}, registered in {module}'
+    for x in values:
+        f,result = _implementation(transform, _example(x))
+        if isinstance(f, Exception):
+            return f'plum cannot tell what {_name_of(transform)} does with a {x.__name__}: {type(f).__name__}'
+        if (f,result)!=_known[cls,x]:
+            module = getattr(f, '__module__', 'another module')
+            return f'{_name_of(transform)} has an implementation of its own for {x.__name__}, registered in {module}'
+        if f in _encodes and (why:=why_other_source(f)): return why
+    return ''
 
 def _name_of(t):
     "The name of a transform, as a user knows it"
@@ -343,24 +329,21 @@ def is_idle(t:Transform)->bool:
     if isinstance(t, AddMaskCodes):   # it only decodes
         return type(t) in _watched and not hasattr(t, 'encodes') and not why_changed(type(t))
     if type(t) is not Transform or 'encodes' not in vars(t): return False
-    f = _function_of(t)
+    f = t.encodes
     is_noop = isinstance(f, Function) and all(method.implementation is noop for method in f.methods)
     return is_noop and not set(vars(t))&{'_call','_do_call'}
 
 _open_args = {cls:dict(cls._open_args) for cls in (PILImage,PILImageBW,PILMask)}   # which may be changed in place
-_open_mask = PILMask.create,_function_of(PILMask.create),_implementation(PILMask.create, b'')
-
-def why_mask_changed()->str:
-    "Why masks are not opened as fastai does it; empty if they are"
-    t,function,shipped = _open_mask
-    is_same = type(t) is Transform and _function_of(t) is function
-    is_same = is_same and all(_implementation(t, x)==shipped for x in (b'', _example(PILMask)))
-    return '' if is_same else 'OpenMask was changed'
+_open_mask = PILMask.create,PILMask.create.encodes,_implementation(PILMask.create, b'')
 
 def why_image(cls:type)->str:
     "Why images of type `cls` are not as fastai ships them; empty if they are"
-    if cls not in (PILImage,PILImageBW,PILMask): return f'{cls.__name__} is an image class of your own'
+    if cls not in _open_args: return f'{cls.__name__} is an image class of your own'
     if why:=why_changed(cls): return why
     if cls._open_args!=_open_args[cls]: return f'{cls.__name__}._open_args was changed'
-    if why:=why_other_source(*_image_sources): return why
-    return why_mask_changed() if cls is PILMask else ''
+    why = why_other_source(*_image_sources)
+    if why or cls is not PILMask: return why
+    t,function,shipped = _open_mask
+    is_same = type(t) is Transform and t.encodes is function
+    is_same = is_same and all(_implementation(t, x)==shipped for x in (b'', _example(PILMask)))
+    return '' if is_same else 'OpenMask was changed'

@@ -43,14 +43,9 @@ _array_codecs = NpyCodec,NpzCodec,NpyImageCodec,NpzImageCodec   # what they deco
 class _TensorMaker:
     "Makes one tensor of the values of a batch in one pipeline"
     cls = None   # type of the pipeline's own results, before item transforms: `PILImage`, not `TensorImage`
-    def begin(self, values, begin_sample):
-        """The part of the work that must happen in the order of the batches: transforms draw their random numbers
-
-        `values` are those of a batch, a list or an array. `begin_sample(k)`, if it is not `None`, is called before
-        those of sample `k` of the batch. The result is for `__call__`: here, `values` themselves."""
-        return values
+    tfms,split_idx = (),None   # item transforms before `ToTensor` that change these values; `begin` applies them
     def __call__(self, values)->OutgoingTensor:
-        """The tensor of a batch; `values` is what `begin` returned
+        """The tensor of a batch, whose `values` are a list or an array, or with `tfms` what `begin` returned
 
         `None`, or any exception, says that the items have to be made one by one."""
         raise NotImplementedError
@@ -61,7 +56,6 @@ def _pixels(image):
 
 class _ImageMaker(_TensorMaker):
     "Makes one tensor of the images of a batch; `None` if they differ in size"
-    tfms,split_idx = (),None   # item transforms before `ToTensor`, which leave labels alone
     def __init__(self,
         fetch, # The `Fetch` of the pipeline
         memory, # The `BatchMemory` or `WorkerMemory` for tensors of bytes
@@ -72,15 +66,16 @@ class _ImageMaker(_TensorMaker):
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
     def begin(self, values, begin_sample):
-        """`values` as they are; with item transforms, a list of the images that these return, where possible undecoded
+        """A list of the images that the item transforms return, where possible undecoded
 
-        Raises what opening an image or a transform raises."""
-        if not self.tfms: return values
+        It must be called in the order of the batches, because transforms draw random numbers. `values` are those of a
+        batch, a list. `begin_sample(k)`, if it is not `None`, is called before the transforms of sample `k`. Raises
+        what opening an image or a transform raises."""
         images = self._opened(values)
         for k,image in enumerate(images):
             if begin_sample: begin_sample(k)
             images[k] = compose_tfms(image, self.tfms, split_idx=self.split_idx)
-        return [image if isinstance(image, EncodedImage) and not image.is_decoded   # a padded one is decoded
+        return [image if isinstance(image, EncodedImage) and image.plan is not None   # a padded one is decoded
                 else open_image(image, self.cls) for image in images]
 
     @stage('decode')
@@ -211,7 +206,11 @@ def _maker_of(tl, memory, options):
     if type(fetch) is not Fetch: raise NotCertain(f'a pipeline begins with {type(fetch).__name__}, not with Fetch')
     if fetch.convert is not None: raise NotCertain(f'the values of {fetch.field!r} are converted')
     if fetch.img_cls is not None:
-        if why:=_why_no_images(fetch, tfms): raise NotCertain(why)
+        if tfms: raise NotCertain(f'{getattr(tfms[0], "name", tfms[0])} comes after {fetch.field!r}')
+        if why:=why_image(fetch.img_cls): raise NotCertain(why)
+        draw,is_grey = fetch.draw,fetch.img_cls._open_args['mode']=='L'
+        if fetch.codec.name=='strokes' and (type(draw) is not Rasterise or is_grey and draw.time=='colour'):
+            raise NotCertain(f'{draw!r} draws {fetch.field!r}')
         return _ImageMaker(fetch, memory, options)
     if len(tfms)!=1 or fetch.codec.dtype is None:
         raise NotCertain(f'{fetch.field!r} is neither an image, a category nor a number with one transform')
@@ -229,14 +228,6 @@ def _maker_of(tl, memory, options):
     if why: raise NotCertain(why)
     return _NumberMaker()
 
-def _why_no_images(fetch, tfms):
-    "Why the images of `fetch`, which `tfms` follow, cannot be made all at once; empty if they can"
-    if tfms: return f'{getattr(tfms[0], "name", tfms[0])} comes after {fetch.field!r}'
-    if why:=why_image(fetch.img_cls): return why
-    if fetch.codec.name!='strokes': return ''
-    grey_of_colour = fetch.draw.time=='colour' and fetch.img_cls._open_args['mode']=='L'
-    return f'{fetch.draw!r} draws {fetch.field!r}' if type(fetch.draw) is not Rasterise or grey_of_colour else ''
-
 def _transforms_of(dl):
     "Flat list of the pipelines of loader `dl` that items pass until they are collated, each before its transforms"
     pipelines = [dl.after_item, dl.before_batch, *(tl.tfms for tl in dl.dataset.tls)]
@@ -247,8 +238,7 @@ class WholeBatches:
 
     Making a batch has two parts: `begin` is called in the order of the batches, and `finish` may run in any thread."""
     def __init__(self,
-        dl, # A `RemoteDL`
-        own:bool=True # As for `OutgoingTensor`
+        dl # A `RemoteDL`
     ):
         "Raises `NotCertain`"
         dataset = dl.dataset
@@ -256,7 +246,11 @@ class WholeBatches:
         other = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
         if other: raise NotCertain(f'the dataset has a {other}')
         if dl.before_batch.fs: raise NotCertain('before_batch transforms see lists of items')
-        self.buffers,self.memory,self.own = dl.buffers,BatchMemory(3+dl.threads),own
+        self.buffers,self.memory = dl.buffers,BatchMemory(3+dl.threads)
+        # No other code can write to the bytes of a batch if the `after_batch` of this epoch makes floats of them first
+        on_cpu,pipeline = dl.device is None or torch.device(dl.device).type=='cpu',dl.after_batch
+        known = pipeline.known if on_cpu and type(pipeline) is BatchPipeline else ()
+        self.own = not known or known[0].split_idx not in (None,pipeline.split_idx)   # as for `OutgoingTensor`
         # A loader without workers may be used in a worker of another loader
         self.is_sent = dl.fake_l.num_workers>0 and get_worker_info() is not None
         memory = WorkerMemory(dl.offs, dl.buffers, self.memory) if self.is_sent else self.memory
@@ -277,7 +271,8 @@ class WholeBatches:
         begin_sample=None # `begin_sample(k)`, called before the transforms of sample `k` of the batch
     )->list: # For `finish`; `None` if the items have to be made one by one, which also raises the right error
         "The part of making a batch that draws random numbers"
-        try: return [maker.begin(values, begin_sample) for maker,values in zip(self.makers, columns)]
+        try: return [maker.begin(values, begin_sample) if maker.tfms else values
+                     for maker,values in zip(self.makers, columns)]
         except Exception: return None
 
     @stage('collate')
@@ -369,15 +364,6 @@ def _stats_of(t, x):
              and o.device.type=='cpu' and not o.requires_grad and o.shape==shape]
     return tuple(o.as_subclass(torch.Tensor).flatten().contiguous().numpy() for o in known) if len(known)==2 else None
 
-def floats_next(
-    dl # A `RemoteDL`
-)->bool:
-    "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
-    pipeline = dl.after_batch
-    on_cpu = dl.device is None or torch.device(dl.device).type=='cpu'
-    known = pipeline.known_tfms() if type(pipeline) is BatchPipeline and on_cpu else ()
-    return len(known)>0 and known[0].split_idx in (None, pipeline.split_idx)
-
 def _own_channels(x):
     "`x`; a copy if it is a tensor of images whose channels are one and the same memory"
     is_shared = type(x) in _images and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
@@ -419,26 +405,15 @@ def decide_path(
     inputs = StoreInputs(dl.dataset)
     if not inputs.fetches: return BatchPath(why='the items are not samples of a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
-    if why:=_why_other_pipelines(dl, inputs.lists): return BatchPath(why=why)
     same_samples = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
     why = '' if same_samples else 'the pipelines do not read the same samples'
-    try: whole = WholeBatches(dl, own=not floats_next(dl))
+    try: whole = WholeBatches(dl)
     except NotCertain as e: why = str(e)
     # A reason that names one of the user's transforms helps more than one about fastai, so it comes first
     if changed:=why_stock_changed(): return BatchPath(why=why or changed)
     if not why: return BatchPath(whole=whole)
     is_known = type(dl.dataset) in (Datasets,TfmdLists) and all(type(tl) is TfmdLists for tl in inputs.lists)
     return _undecoded_path(inputs, dl.after_item.fs, why) if is_known else BatchPath(why=why)
-
-def _why_other_pipelines(dl, lists):
-    "Which pipeline that an item of `dl` passes is not one of fastai; empty if all are. `lists` are its `TfmdLists`."
-    pipelines = {'after_item':dl.after_item, 'before_batch':dl.before_batch}
-    for k,tl in enumerate(lists):
-        if not isinstance(tl, TfmdLists): continue
-        if '_after_item' in vars(tl): return f'_after_item of pipeline {k} of the dataset was replaced on the object'
-        pipelines[f'pipeline {k} of the dataset'] = tl.tfms
-    wrong = next((name for name,pipeline in pipelines.items() if type(pipeline) is not Pipeline), None)
-    return f'{wrong} is a {type(pipelines[wrong]).__name__}, not a Pipeline' if wrong else ''
 
 def _undecoded_path(inputs, item_tfms, why):
     """`BatchPath` of items whose images stay undecoded through the first item transforms, as far as these are known

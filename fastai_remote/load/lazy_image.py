@@ -9,6 +9,7 @@ Docs: page `load/lazy_image`"""
 # sees the image, `decoded` turns it into what stock fastai would pass: the same type, pixels, size, mode and `info`.
 
 import io, math, threading, weakref
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,9 +34,9 @@ except ImportError: _pixels = None   # the C extension was not built: PyTorch di
 class EncodedImage:
     """Makes a Pillow image lazy: it records crops, one resize and flips, and decodes when its pixels are needed
 
-    It comes before a `PILBase` class in the bases of a class, such as `EncodedPILImage`. As long as `_plan` is set,
-    there are no pixels, and `_plan` says how to compute them. Every operation that cannot be recorded decodes first."""
-    _plan = None   # the `PixelPlan` of an image that is not decoded; `None` once it is
+    It comes before a `PILBase` class in the bases of a class, such as `EncodedPILImage`. As long as `plan` is set,
+    there are no pixels, and `plan` says how to compute them. Every operation that cannot be recorded decodes first."""
+    plan = None   # the `PixelPlan` of an image that is not decoded; `None` once it has pixels
     fail = None   # `fail(exception)` -> the exception to raise if decoding fails
     _info = None   # Pillow's `info` as a dict, or the bytes of the image file to read it from
 
@@ -49,29 +50,24 @@ class EncodedImage:
 
     @property
     def im(self):
-        if self._plan is not None: self.load()
+        if self.plan is not None: self.load()
         return self._im
     @im.setter
-    def im(self, im): self._im,self._plan = im,None   # Pillow may set it, as `thumbnail` does
-
-    @property
-    def is_decoded(self)->bool:
-        "Are there pixels? If not, there are only encoded bytes and what is to be done to them"
-        return self._plan is None
+    def im(self, im): self._im,self.plan = im,None   # Pillow may set it, as `thumbnail` does
 
     def load(self):
-        if self._plan is not None:
+        if self.plan is not None:
             pixels = np.ascontiguousarray(self.pixels().transpose(1, 2, 0))
             if pixels.shape[2]==3: decoded = Image.fromarray(pixels)
             else: decoded = Image.fromarray(pixels[...,0]).copy()   # Pillow maps one channel read-only: copy it
-            self._im,self._plan = decoded.im,None
+            self._im,self.plan = decoded.im,None
         return super().load()
 
     def decoded(self):
         "Turns this object into the image that stock fastai would have: decoded, of its type, with `info`; returns it"
         self.load()
         info = self.info
-        for name in ('_plan','fail','_info'): self.__dict__.pop(name, None)
+        for name in ('plan','fail','_info'): self.__dict__.pop(name, None)
         self.__class__ = self._stock_type()
         self.info = dict(info)
         return self
@@ -86,44 +82,48 @@ class EncodedImage:
         out:np.ndarray=None # Where to write them; default: a new array
     )->np.ndarray: # `uint8`, shape (channels, height, width)
         "The pixels of an image that is not decoded; raises what `fail` makes of an exception"
-        try: return self._plan.pixels(out)
+        try: return self.plan.pixels(out)
         except MemoryError: raise
         except Exception as e: raise (self.fail(e) if self.fail else e) from e
 
     def _with(self, plan):
         "A new image of the same file and mode, with another `PixelPlan`"
-        return _new_image(type(self), plan, self._mode, self.fail, self._info)
+        image = object.__new__(type(self))
+        Image.Image.__init__(image)
+        image.plan,image._mode,image._size = plan,self._mode,plan.size
+        image.fail,image._info = self.fail,self._info
+        return image
 
     def crop(self, box=None):
-        if self._plan is None or box is None: return super().crop(box)
+        if self.plan is None or box is None: return super().crop(box)
         x0,y0,x1,y1 = (int(round(o)) for o in box)
         width,height = self._size
         inside = 0<=x0<x1<=width and 0<=y0<y1<=height
-        return self._with(self._plan.crop(x0, y0, x1, y1)) if inside else super().crop(box)
+        return self._with(self.plan.crop(x0, y0, x1, y1)) if inside else super().crop(box)
 
     def resize(self, size, resample=None, box=None, reducing_gap=None):
-        can_wait = (self._plan is not None and self._plan.to is None and resample in RESAMPLES and box is None
+        can_wait = (self.plan is not None and self.plan.to is None and resample in RESAMPLES and box is None
                     and reducing_gap is None and min(size)>=1)
         if not can_wait: return super().resize(size, resample, box, reducing_gap)
         if tuple(size)==self._size: return self.copy()
-        return self._with(self._plan.resize(size, resample))
+        return self._with(self.plan.resize(size, resample))
 
     def transpose(self, method):
-        if self._plan is None or method not in TURNS: return super().transpose(method)
-        return self._with(self._plan.transpose(TURNS[method]))
+        if self.plan is None or method not in TURNS: return super().transpose(method)
+        return self._with(self.plan.transpose(TURNS[method]))
 
     def _do_crop_pad(self, sz, tl, orig_sz, resize_mode=Image.Resampling.BILINEAR, resize_to=None, **kwargs):
         "As fastai's. A crop inside the image is only recorded, and done when the pixels are needed."
         (x,y),(w,h),(width,height) = tl,sz,self._size
         inside = x>=0 and y>=0 and x+w<=width and y+h<=height
-        if self._plan is None or not inside or tuple(orig_sz)!=(width,height):
+        if self.plan is None or not inside or tuple(orig_sz)!=(width,height):
             return super()._do_crop_pad(sz, tl, orig_sz=orig_sz, resize_mode=resize_mode, resize_to=resize_to, **kwargs)
-        res = self._with(self._plan if (w,h)==(width,height) else self._plan.crop(x, y, x+w, y+h))
+        res = self._with(self.plan if (w,h)==(width,height) else self.plan.crop(x, y, x+w, y+h))
         # A crop that touches the right or lower edge is padded by 0 pixels in fastai, and padding drops `info`
         if x+w==width or y+h==height: res._info = {}
         return res if resize_to is None else res.resize(resize_to, resize_mode)
 
-    def copy(self): return super().copy() if self._plan is None else self._with(self._plan)
+    def copy(self): return super().copy() if self.plan is None else self._with(self.plan)
     __copy__ = copy
     def __reduce__(self):
         image = Image.fromarray(np.asarray(self))
@@ -134,45 +134,34 @@ class EncodedPILImage(EncodedImage, PILImage): "A `PILImage` that is decoded whe
 class EncodedPILImageBW(EncodedImage, PILImageBW): "A `PILImageBW` that is decoded when its pixels are needed"
 _encoded_types = {PILImage:EncodedPILImage, PILImageBW:EncodedPILImageBW}
 
-def _new_image(cls, plan, mode, fail, info):
-    "A new `cls`, an `EncodedImage`, that is not decoded; `info` is a dict, or the bytes of the file to read it from"
-    image = cls.__new__(cls)
-    Image.Image.__init__(image)
-    image._plan,image._mode,image._size,image.fail,image._info = plan,mode,plan.size,fail,info
-    return image
-
 def open_image(
     o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
     img_cls:type, # `PILImage`, or any class with a `create`
     fail=None, # `fail(exception)` -> the exception to raise if decoding fails later; default: as it is
     reducing_gap:float=None, # As in `JpegSource`
 ): # An `img_cls`
-    "`img_cls.create(o)`. A `PILImage` or `PILImageBW` is lazy: it is decoded, cropped and resized when it is needed."
+    """`img_cls.create(o)`. A `PILImage` or `PILImageBW` is lazy: it is decoded, cropped and resized when it is needed
+
+    Raises what `_load_file` raises."""
     if img_cls not in _encoded_types: return create_image(o, img_cls)
-    mode = img_cls._open_args['mode']
-    info = o if isinstance(o, bytes) else dict(getattr(o, 'info', {}))
-    source = _source_of(o, mode, reducing_gap)
-    if isinstance(source, Image.Image):
-        if source.mode!=mode: source = source.convert(mode)
-        info = dict(source.info)
-    if not isinstance(source, JpegSource): source = PixelSource(source)
-    plan = PixelPlan(source, (0,0,*source.size))
-    return _new_image(_encoded_types[img_cls], plan, mode, fail, info)
-
-def _source_of(content, mode, reducing_gap):
-    """What to read the pixels of `content` from, which is as in `open_image`: a `JpegSource` or a Pillow image
-
-    An array with as many channels as `mode` is returned itself. Raises what `_load_file` raises."""
-    if isinstance(content, np.ndarray):
-        channels = 1 if content.ndim==2 else content.shape[2]
-        return content if channels==len(mode) else Image.fromarray(content)
-    if not isinstance(content, bytes): return content
-    header = jpeg_header(content)
-    if not header: return _load_file(content)
-    width,height,channels = header[:3]
-    too_large = width*height>(Image.MAX_IMAGE_PIXELS or math.inf)   # `load_image` warns or raises
-    if too_large or not (mode=='RGB' or channels==1): return _load_file(content)
-    return JpegSource(content, (width,height), len(mode), reducing_gap)
+    mode,source = img_cls._open_args['mode'],None
+    if isinstance(o, bytes):
+        header = jpeg_header(o)
+        if header:
+            width,height,channels = header
+            too_large = width*height>(Image.MAX_IMAGE_PIXELS or math.inf)   # `load_image` warns or raises
+            can_decode = not too_large and (mode=='RGB' or channels==1)
+            if can_decode: source,info = JpegSource(o, (width,height), len(mode), reducing_gap),o
+        if source is None: o = _load_file(o)
+    elif isinstance(o, np.ndarray):
+        if (1 if o.ndim==2 else o.shape[2])==len(mode): source,info = PixelSource(o),{}
+        else: o = Image.fromarray(o)
+    if source is None:
+        if o.mode!=mode: o = o.convert(mode)
+        source,info = PixelSource(o),dict(o.info)
+    image = object.__new__(_encoded_types[img_cls])   # a template, which has neither pixels nor a plan
+    image._mode,image.fail,image._info = mode,fail,info
+    return image._with(PixelPlan(source, (0,0,*source.size)))
 
 def _load_file(b):
     """fastai's `load_image` of the bytes of an image file: a Pillow image
@@ -220,7 +209,7 @@ def stack_images(
     `None` unless all images are encoded, of one type and of one size."""
     first = images[0]
     if not isinstance(first, EncodedImage): return
-    if any(type(o) is not type(first) or o.is_decoded or o.size!=first.size for o in images): return
+    if any(type(o) is not type(first) or o.plan is None or o.size!=first.size for o in images): return
     width,height = first.size
     batch = allocate((len(images), len(first.mode), height, width))
     for image,out in zip(images, batch.numpy()): image.pixels(out)
@@ -233,13 +222,13 @@ def stack_images(
 # memory of a batch that nothing refers to any more. A weak reference to the array below its tensors tells. A grey image
 # with three equal channels is kept as one channel until then.
 
+@dataclass(eq=False, repr=False)
 class BatchMemory:
     "Allocates tensors for batches, and reuses the memory of batches that are no longer in use"
-    def __init__(self,
-        keep:int=2 # Blocks of memory to keep: one for the batch in use, one for the next
-    ):
-        self.keep,self.lock = keep,threading.Lock()
-        self.blocks = []   # (memory, weak reference to the array that a tensor was made of), the latest first
+    keep:int=2 # Blocks of memory to keep: one for the batch in use, one for the next
+    lock:object=field(default_factory=threading.Lock, init=False)
+    # (memory, weak reference to the array that a tensor was made of), the latest first
+    blocks:list=field(default_factory=list, init=False)
 
     def __call__(self,
         shape:tuple,

@@ -20,14 +20,14 @@ import fastai.torch_core
 import numpy as np
 import torch
 from fastai.data.block import DataBlock
-from fastai.data.core import FilteredBase, TfmdDL
+from fastai.data.core import FilteredBase, TfmdDL, TfmdLists
 from fastai.data.load import _FakeLoader, SkipItemException
 from fastai.data.transforms import Categorize
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
 from fastcore.basics import chunked, merge, store_attr
 from fastcore.foundation import L
-from fasttransform import compose_tfms
+from fasttransform import compose_tfms, Pipeline
 from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -425,7 +425,7 @@ class RemoteDL(SeededDL, ShownDL):
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
                 is_over = given_up or not batch.positions or whole.is_outdated(self)
-                values = None if is_over else whole.begin(batch.columns(), seeding)
+                values = None if is_over else whole.begin(batch.values, seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
                 if given_up or not is_dropped: yield (batch,state),(values,)
@@ -439,12 +439,21 @@ class RemoteDL(SeededDL, ShownDL):
             del built   # so that its memory can be used for another one
 
     def why_not_stock(self)->str:
-        "Which method that builds batches is not the stock one, so that it has to be called; empty if none"
+        "Which method or pipeline that builds batches is not the stock one, so that it has to be called; empty if none"
         if self.bs is None: return 'it has no batch size'
         for name,method in _own_methods.items():
             is_own = name not in vars(self) and getattr(type(self), name) is method
             if not is_own or getattr(TfmdDL, name) is not _stock_methods[name]: return f'{name} was replaced'
-        return '' if self.indexed else 'the dataset is read from front to back'
+        if not self.indexed: return 'the dataset is read from front to back'
+        pipelines = {'after_item':self.after_item, 'before_batch':self.before_batch}
+        for k,tl in enumerate(getattr(self.dataset, 'tls', [self.dataset])):
+            if not isinstance(tl, TfmdLists): continue
+            name = f'pipeline {k} of the dataset'
+            if '_after_item' in vars(tl): return f'_after_item of {name} was replaced on the object'
+            pipelines[name] = tl.tfms
+        wrong = [f'{name} is a {type(o).__name__}, not a Pipeline' for name,o in pipelines.items()
+                 if type(o) is not Pipeline]
+        return wrong[0] if wrong else ''
 
     # After an epoch
 

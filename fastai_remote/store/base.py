@@ -161,7 +161,11 @@ def get_many(self:Store,
     table = self.field_table
     choices = {field:table.choice(field) for field in fields}   # raises `UnknownField`
     names = list(dict.fromkeys(name for some,_ in choices.values() for name in some))
-    values = _read_checked(self, numbers, names, table.checksums(names) if check else [])
+    checksums = table.checksums(names) if check else []
+    values = self.read_values(numbers, list(dict.fromkeys([*names, *checksums])))
+    for name in checksums:
+        field,expected = name.removesuffix('.crc'),values[name] if name in names else values.pop(name)
+        self.compare_checksums(numbers, field, values, expected)
     return {field:_picked(self, numbers, field, *choice, values, decode) for field,choice in choices.items()}
 
 @patch
@@ -185,16 +189,6 @@ def check_numbers(self:Store, numbers)->np.ndarray:
     return numbers.astype(np.int64)
 
 # %% ../../nbs/store/01_base.ipynb #c6ae0e59
-def _read_checked(store, numbers, fields, checksums):
-    """`{field: values}`, as `read_values` returns them, compared with `checksums`, the names of some checksums
-
-    In lists, values that samples lack are `None`. Raises `CorruptSample`, and what `read_values` raises."""
-    values = store.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
-    for name in checksums:
-        field,expected = name.removesuffix('.crc'),values[name] if name in fields else values.pop(name)
-        store.compare_checksums(numbers, field, values, expected)
-    return values
-
 def _picked(store, numbers, field, names, is_optional, values, decode):
     """What `get_many` returns for `field`: of each sample, the first of `values[name]` that there is
 

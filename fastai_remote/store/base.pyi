@@ -120,9 +120,6 @@ class Store:
     def class_weights(self, field: str='cls') -> np.ndarray:
         ...
 
-def _read_checked(store, numbers, fields, checksums):
-    ...
-
 def _picked(store, numbers, field, names, is_optional, values, decode):
     ...
 

@@ -1,6 +1,8 @@
 """What the fields of a dataset hold, and which of them samples may lack
 
 Docs: page `store/fields`"""
+from dataclasses import dataclass
+
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.images import ImageCodec
 from ..core import Manifest, UnknownField
@@ -17,16 +19,15 @@ def parse_field(
     "The names of fields in `spec`, of which the first that a sample has is read"
     return spec.removesuffix('?').split(';'),spec.endswith('?')
 
+@dataclass
 class FieldTable:
     "The fields of a dataset, by the names and specifications that `get_many` takes; a store has it as `field_table`"
-    def __init__(self,
-        manifest:Manifest, # Of the dataset
-        name:str # Name of the dataset, for error messages
-    ): self.manifest,self.entries,self.name = manifest,manifest.fields,name
+    manifest:Manifest # Of the dataset
+    name:str # Name of the dataset, for error messages
 
     def unknown(self, field)->UnknownField:
         "The error to raise for a field that does not exist"
-        fields = ', '.join(repr(name) for name in self.entries if not name.endswith('.crc'))
+        fields = ', '.join(repr(name) for name in self.manifest.fields if not name.endswith('.crc'))
         return UnknownField(f'{self.name}: no field {field!r}; there are {fields}')
 
     def choice(self,
@@ -34,9 +35,9 @@ class FieldTable:
     )->tuple: # Names of existing fields, a list; `True` if `?` at the end allows samples to lack all of them
         "The fields that are read for `field`, such as `jpg;png` or `txt?`; raises `UnknownField` if there is none"
         if not isinstance(field, str): raise TypeError(f'{self.name}: a field is a text, not {field!r:.100}')
-        if field in self.entries: return [field],False
+        if field in self.manifest.fields: return [field],False
         names,is_optional = parse_field(field)
-        names = [name for name in names if name in self.entries]
+        names = [name for name in names if name in self.manifest.fields]
         if names: return names,is_optional
         raise self.unknown(field)
 
@@ -44,7 +45,7 @@ class FieldTable:
         names:list # Names of fields
     )->list: # Such as `jpg.crc`, in their order
         "The names under which `read_values` returns the checksums of fields; those without checksums are left out"
-        entries = self.entries
+        entries = self.manifest.fields
         return [f'{name}.crc' for name in names if f'{name}.crc' in entries or entries[name].get('check')]
 
     def entry(self,
@@ -54,9 +55,9 @@ class FieldTable:
 
         For images in several formats, the codec is `img`. Raises `UnknownField`, and `ValueError` for other
         alternatives with different codecs, and if several fields with labels are alternatives."""
-        if field in self.entries: return self.entries[field]
+        if field in self.manifest.fields: return self.manifest.fields[field]
         names,_ = self.choice(field)
-        entries = [self.entries[name] for name in names]
+        entries = [self.manifest.fields[name] for name in names]
         codecs = {entry['codec'] for entry in entries}
         if len(names)==1 or len(codecs)==1 and not codecs&{'cls','labels'}: return entries[0]
         if all(isinstance(get_codec(codec), ImageCodec) for codec in codecs): return dict(codec='img', dtype=None)
@@ -68,14 +69,14 @@ class FieldTable:
     def counts(self)->dict: # `{field: number of samples}`
         "The number of samples that have each field"
         n = self.manifest.n
-        return {field:entry.get('n', n) for field,entry in self.entries.items() if not field.endswith('.crc')}
+        return {field:entry.get('n', n) for field,entry in self.manifest.fields.items() if not field.endswith('.crc')}
 
     def may_lack(self,
         field:str # Name of a field
     )->bool:
         "Do some samples have no such field? Raises `UnknownField`"
-        if field not in self.entries: raise self.unknown(field)
-        return self.entries[field].get('n', self.manifest.n)<self.manifest.n
+        if field not in self.manifest.fields: raise self.unknown(field)
+        return self.manifest.fields[field].get('n', self.manifest.n)<self.manifest.n
 
     def holds_masks(self,
         field:str # One of the fields, or alternatives such as `jpg;png`
@@ -89,7 +90,7 @@ class FieldTable:
 
         Without these, it is the first that is neither labels nor names of samples; or the first. If samples may lack
         it, fields of the same name with images in other formats are alternatives: `jpg;png`, or `a.jpg;a.png`."""
-        codecs = {field:self.entries[field]['codec'] for field in self.counts}
+        codecs = {field:self.manifest.fields[field]['codec'] for field in self.counts}
         images = [field for field in codecs if is_image(codecs[field])]
         others = [field for field in codecs if field!='key.txt' and codecs[field] not in ('cls','labels')]
         others.sort(key=lambda field: codecs[field]!='txt')   # texts come first
@@ -104,7 +105,7 @@ class FieldTable:
         field:str # Name of a field
     )->str:
         "Codec and type of a field, the number of labels if it has any, and of samples if some lack it, as a text"
-        entry,labels = self.entries[field],self.manifest.vocab.get(field)
+        entry,labels = self.manifest.fields[field],self.manifest.vocab.get(field)
         dtype = f" ({entry['dtype']})" if entry['dtype'] else ''
         summary = f"{entry['codec']}{dtype}" + (f', {len(labels):,} labels' if labels else '')
         return summary + (f", in {entry['n']:,} samples" if self.may_lack(field) else '')

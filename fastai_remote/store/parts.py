@@ -49,8 +49,6 @@ class PartRequest(NamedTuple):
     numbers:np.ndarray # Their numbers in the dataset, int64, shape (k,)
     positions:object # Where the samples are in the batch: an int array, or `slice(None)` for all of it
 
-def _at(numbers, positions): return numbers if isinstance(positions, slice) else numbers[positions]
-
 def _put(values, positions, new):
     "Put `new` at `positions`, an int array, of `values`, a list or an array; returns it, a list if some are `None`"
     if isinstance(values, np.ndarray) and isinstance(new, np.ndarray):
@@ -194,20 +192,15 @@ class StoredDataset(Store):
             raise ValueError(f'{table.n:,} samples, where the manifest has {part.n:,}')
         return self.read_table(part.gaps_key, 16*part.gaps['runs'], part.gaps['crc'], unpack)
 
-    def gap_table(self, part:Part)->GapTable: # `None` if the part has none
-        "As `read_gap_table`, which is called once for each part"
-        if not part.gaps: return None
-        if part.gaps_key not in self._gap_tables:
-            self._gap_tables = {**self._gap_tables, part.gaps_key:self.read_gap_table(part)}
-        return self._gap_tables[part.gaps_key]
-
     def places_in(self,
         part:Part,
         numbers:np.ndarray # Numbers of samples in the part, without its gaps, int64
     )->np.ndarray: # int64; `numbers` itself if the part has no gaps
-        "The places of samples in a part; raises what `read_table` raises"
-        table = self.gap_table(part)
-        return numbers if table is None else table.places(numbers)
+        "The places of samples in a part, whose gap table is read once; raises what `read_table` raises"
+        if not part.gaps: return numbers
+        if part.gaps_key not in self._gap_tables:
+            self._gap_tables = {**self._gap_tables, part.gaps_key:self.read_gap_table(part)}
+        return self._gap_tables[part.gaps_key].places(numbers)
 
     def groups(self,
         numbers:np.ndarray, # Sample numbers, int64, shape (n,)
@@ -224,18 +217,19 @@ class StoredDataset(Store):
 
     # Reading
 
-    def read_values(self, numbers, fields): return self._read(numbers, fields)
-
-    def _read(self, numbers, fields, again=False):
-        "As `read_values`; `again` as in `read_parts`"
+    def read_values(self, numbers, fields, again=False):
+        "As in `Store`; `again` as in `read_parts`"
         manifest,columns,result = self.manifest,{},{}
         for field in fields:
             name = field if field in manifest.fields else field.removesuffix('.crc')   # checksums beside the values
             column = manifest.runs['columns'][name] if manifest.runs else 0
             columns.setdefault(column, (name, []))[1].append(field)
         if not len(numbers): return {field:self._empty(field, 0) for field in fields}
-        requests = [PartRequest(part, names, places, _at(numbers, positions), positions)
-                    for name,names in columns.values() for part,positions,places in self.groups(numbers, name)]
+        requests = []
+        for name,names in columns.values():
+            for part,positions,places in self.groups(numbers, name):
+                some = numbers if isinstance(positions, slice) else numbers[positions]
+                requests.append(PartRequest(part, names, places, some, positions))
         for request,values in zip(requests, self.read_parts(requests, again)):
             for field in request.fields:
                 if isinstance(request.positions, slice): result[field] = values[field]
@@ -255,7 +249,8 @@ class StoredDataset(Store):
         Changes `values[field]` and `checksums`. Raises `StoreNotFound` if the dataset was replaced."""
         damaged = mismatches(numbers, values[field], checksums)
         if not len(damaged): return
-        again = self._read(numbers[damaged], [field, f'{field}.crc'], again=True)
+        # not what a subclass makes of it: a cache, for example
+        again = StoredDataset.read_values(self, numbers[damaged], [field, f'{field}.crc'], again=True)
         if isinstance(again[field], list) and None in again[field]:
             raise_missing(self, numbers[damaged], field, again[field])
         checksums[damaged] = again[f'{field}.crc']
