@@ -23,6 +23,7 @@ from fastai_remote.ingest.shards import to_shards
 from fastai_remote.ingest.stores import RedisStore, ShardStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
+from fastai_remote.testing import ManualClock
 from clusters import LocalCluster, wait_for
 from fault_storage import faults
 from interpreters import Interpreters
@@ -187,6 +188,11 @@ def mount():
         return folder
     yield call
     for folder in reversed(done): subprocess.run(['umount', '-l', folder])
+
+@pytest.fixture
+def clock():
+    "A clock of the test's own, at 0: whoever waits sees the time pass at once"
+    with ManualClock(0) as clock: yield clock
 
 @contextmanager
 def fails(err, match=None):

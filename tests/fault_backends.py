@@ -10,7 +10,7 @@ from PIL import Image
 from redis.crc import key_slot
 
 from clusters import LocalCluster, Sentinels, SLOTS, wait_for
-from fastai_remote import RedisStore, redis_server, ShardStore, to_redis, to_shards
+from fastai_remote import RedisStore, redis_server, ShardStore, StoreNotFound, to_redis, to_shards
 from faultproxy import FaultProxy
 
 class Backend:
@@ -23,6 +23,7 @@ class Backend:
     source, for a script."""
     name = kind = ''
     is_redis = False
+    is_prepared = False # Has it the dataset that epochs read?
 
     def __init__(self): self.stack,self.folder = ExitStack(),Path(tempfile.mkdtemp(prefix='fr-faults-'))
     def __enter__(self): return self
@@ -30,6 +31,11 @@ class Backend:
         self.stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
     def settle(self): "Wait until replicas have what was written"
+
+    def renew(self):
+        "Be as new, after a fault that has left the servers as they were"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = Path(tempfile.mkdtemp(prefix='fr-faults-'))
 
 class RedisBackend(Backend):
     """Redis behind a proxy: one server, or several
@@ -55,11 +61,14 @@ class RedisBackend(Backend):
     def address(self, name): return self.url(),name
 
     def renew(self):
-        "Be new and empty again, after a fault that has left the servers as they were"
+        "Be new and empty again"
+        super().renew()
         vars(self.proxy).update(stall=False, cut=None, end_after=None, rate=None)
-        for client in self.clients: client.flushall()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder = Path(tempfile.mkdtemp(prefix='fr-faults-'))
+        for client in self.clients:
+            client.config_set('maxmemory', 0)
+            client.config_set('maxmemory-policy', 'noeviction')
+            client.flushall()
+        self.is_prepared = False
 
     def choose(self, rng):
         "Let faults happen to another of the servers, chosen by `rng`"
@@ -100,6 +109,12 @@ class Cluster(RedisBackend):
 
     def settle(self):
         for client in self.clients if self.replicas else (): client.wait(1, 5000)
+
+    def renew(self):
+        "Also after a node was restarted"
+        def is_whole(client): return client.execute_command('CLUSTER INFO')['cluster_state']=='ok'
+        wait_for(lambda: all(map(is_whole, self.clients)))
+        super().renew()
 
     def hand_over(self):
         "Let the replica of `server` take over"
@@ -197,6 +212,13 @@ class S3(Backend):
     def open(self, name, direct=False, **options):
         cache = None if direct else self.cache
         return ShardStore(self.url(name), storage_options=self.options(direct), cache=cache, **options)
+
+    def renew(self):
+        "The dataset that epochs read stays, as it takes two seconds to write"
+        super().renew()
+        self.cache,self.proxy.latency = self.folder/'cache',0.
+        self.proxy.clear()
+        with suppress(StoreNotFound): ShardStore.delete(self.url('new'), storage_options=self.options(True))
 
 BACKENDS = {cls.kind:cls for cls in (OneServer, Cluster, ClusterHome, ClusterReplicas, ClusterHomeReplicas, Sentinel,
                                      SentinelFailover, Disk, S3)}

@@ -35,6 +35,7 @@ class Faults:
     'GET /pets/shard-000000.tar 0-99'. `match` is a regular expression that is searched in it."""
     def __init__(self):
         self.files = FaultyFileSystem.store
+        self.options = [] # What each client was given
         self.token = self.valid_token = 'one' # What a new client is given, and what the server accepts
         self.clear()
 
@@ -94,6 +95,7 @@ class FaultyFileSystem(MemoryFileSystem):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.token = self.faults.token
+        self.faults.options.append(kwargs)
 
     @classmethod
     def _strip_protocol(cls, path): return super()._strip_protocol(path.removeprefix('faulty://'))

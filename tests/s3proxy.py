@@ -145,3 +145,5 @@ class S3Proxy:
         self.server.shutdown()
         _hang_up(self.server.socket)
         for connection in list(self.server.connections): _hang_up(connection)
+
+    refuse,accept = __exit__,__enter__

@@ -350,8 +350,10 @@ def test_a_damaged_entry_of_the_register_keeps_its_keys_and_stops_nothing(client
         with pytest.warns(UserWarning, match="d:register has a damaged entry b'other': the keys of 'd' that it names"):
             write(server.url, overwrite=True)
         assert not is_damaged(server.url) and client.hexists('d:register', 'other'), stored[:20]
+    with pytest.warns(UserWarning, match='damaged entry'): RedisStore.delete(server.url, 'd')
+    for act in RedisStore.delete,RedisStore.abandon:
+        with pytest.warns(UserWarning, match='damaged entry'), pytest.raises(StoreNotFound): act(server.url, 'd')
     client.hdel('d:register', 'other')
-    RedisStore.delete(server.url, 'd')
     assert client.keys()==[b'fastai_remote:used']
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from fastai_remote.testing import ManualClock
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.core import seal
 from inputs import column, write_csv, write_tar
-from s3servers import moto_server
 
 VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL','FASTAI_REMOTE_PASSWORD'
 FAST = '--workers','1'
@@ -145,15 +144,6 @@ def make_tars(folder, images):
     write_tar(folder/'a.tar', sum(pairs, ()))
     (folder/'a.parquet').write_bytes(b'of img2dataset')
     return folder,'--key'
-
-FN = '''
-def sample(row): return {'txt': row['text'], 'cls': row['kind'] if isinstance(row['kind'], str) else 'ab'[row['kind']]}
-'''
-def make_rows(folder):
-    "A table, and the words that turn it into samples"
-    (folder/'ours.py').write_text(FN)
-    rows = dict(text=[f'text {k}' for k in range(20)], kind=['ab'[k%2] for k in range(20)])
-    return rows,f'--fn={folder}/ours.py:sample'
 
 # What files of each kind of source are called
 FILES = {'images':['cat/1.JPG', '.hidden/labels.csv'], 'csv':['labels.csv'], 'drawings':['line.ndjson', 'b.ndjson.gz'],
@@ -363,19 +353,17 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
         document = result('ls', folder)
         assert [o['name'] for o in document['unfinished']]==['scans'] and not document['datasets']
 
-@pytest.mark.slow
-def test_shards_on_s3(images, monkeypatch, result, cli):
-    with moto_server() as s3:
-        monkeypatch.setenv('AWS_ACCESS_KEY_ID', s3.key)
-        monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', s3.secret)
-        options = '--storage-options',json.dumps({'endpoint_url':s3.endpoint})
-        bucket = f's3://{s3.bucket}'
-        url = f'{bucket}/pets'
-        assert result('ingest', images/'cat', url, *FAST, *options)['written']==20
-        assert [o['samples'] for o in result('ls', bucket, *options)['datasets']]==[20]
-        assert result('info', url, *options)['fields']==['jpg']
-        assert cli('doctor', url, *options)[0]==0
-        assert cli('rm', url, '--yes', *options)[0]==0 and result('ls', bucket, *options)['datasets']==[]
+def test_shards_on_object_storage(images, faults, result, cli):
+    "With options of the storage, which it gets for each command"
+    url,options = 'faulty://bucket/pets',('--storage-options', json.dumps({'endpoint_url':'http://nowhere'}))
+    faults.put('bucket/notes', b'')   # a folder without files would not be there
+    faults.options.clear()   # of this client
+    assert result('ingest', images/'cat', url, *FAST, *options)['written']==20
+    assert [o['samples'] for o in result('ls', 'faulty://bucket', *options)['datasets']]==[20]
+    assert result('info', url, *options)['fields']==['jpg'] and cli('doctor', url, *options)[0]==0
+    assert cli('rm', url, '--yes', *options)[0]==0
+    assert result('ls', 'faulty://bucket', *options)['datasets']==[]
+    assert {storage_options['endpoint_url'] for storage_options in faults.options}=={'http://nowhere'}
 
 @pytest.mark.parametrize('words', ['ls redis://127.0.0.1:1 --timeout 0.2', 'info /nowhere/at/all', 'ls /nowhere/at/all',
                                    'ingest /nowhere {tmp}/d', 'ls redis://127.0.0.1:1 --timeout nan'])
@@ -512,13 +500,12 @@ def test_passwords_from_the_environment(strict, monkeypatch, result):
             assert [o['name'] for o in result('ls', word)['datasets']]==['one']
 
 @pytest.mark.slow
-def test_a_password_and_a_file_of_the_user_reach_the_workers(strict, tmp_path, monkeypatch, result):
+def test_a_password_and_a_file_of_the_user_reach_the_workers(strict, write_rows, monkeypatch, result):
     monkeypatch.setenv('OURS', strict.url)
-    rows,fn = make_rows(tmp_path)
-    write_csv(tmp_path/'rows.csv', [rows, *zip(*rows.values())])
-    document = result('ingest', tmp_path/'rows.csv', 'env:OURS', 'rows', fn, '--workers', 2)
-    assert document['written']==20 and 'w@rd' not in str(document) and 'w%40rd' not in str(document)
-    assert RedisStore(strict.url, 'rows')[3]=={'txt':'text 3', 'cls':'b'}
+    source,words = write_rows('def sample(row):')
+    document = result('ingest', *source, 'env:OURS', 'rows', *words, '--no-shuffle', '--workers', 2)
+    assert document['written']==600 and 'w@rd' not in str(document) and 'w%40rd' not in str(document)
+    assert RedisStore(strict.url, 'rows')[3]=={'txt':'text 3'}
 
 def test_a_missing_password_is_no_question_without_a_terminal(strict, cli, monkeypatch):
     code,out,err = cli('ls', bare(strict))

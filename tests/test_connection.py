@@ -11,7 +11,6 @@ from fastai_remote.store.connection import Opener, Retries
 from fastai_remote.ingest.stores import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.testing import ManualClock
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.shards import ShardWriter
 
@@ -76,10 +75,6 @@ def test_each_chunk_has_a_writer_of_its_own_on_one_connection(make, tmp_path):
     assert len({id(getattr(o, 'link', None) or o.storage) for o in others})==1
 
 # --- retries
-
-@pytest.fixture
-def clock():
-    with ManualClock(0) as clock: yield clock
 
 def handle(error):
     "Connections that break are temporary; a `PermissionError` is repeated at once; everything else is not repeated"

@@ -48,9 +48,10 @@ TRIED = pairwise(sorted(CASES, key=order))
 
 def marked(case): return pytest.param(case, id=str(case), marks=() if str(case) in QUICK else pytest.mark.slow)
 
-# Faults that leave the servers as they were: a fault of the network, say
-PASSES = re.compile('connection|reply|slow replies|server (runs|cannot save)|CLIENT|FLUSHDB|dataset is replaced|'
-                    + OF_PROCESSES.pattern)
+# Faults that leave the servers as they were: a fault of the network, say. Nodes of a cluster find each other again
+PASSES = 'connection|reply|slow replies|server (runs|cannot save)|CLIENT|FLUSHDB|dataset is replaced|'+OF_PROCESSES.pattern
+OF_NODES = PASSES+'|server (restarts|evicts|is full)'
+RENEWED = {'cluster':OF_NODES, 'cluster-home':OF_NODES, 'sentinel':PASSES, 's3':''}
 
 @pytest.fixture(scope='module')
 def backend_of():
@@ -61,7 +62,7 @@ def backend_of():
         with ExitStack() as stack:
             backend = stack.enter_context(waiting.pop(case.kind, None) or BACKENDS[case.kind]())
             yield backend
-            if case.kind not in ('cluster','cluster-home','sentinel') or not PASSES.match(case.fault): return
+            if case.kind not in RENEWED or not re.match(RENEWED[case.kind], case.fault): return
             backend.renew()
             waiting[case.kind] = backend
             stack.pop_all()

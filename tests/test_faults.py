@@ -3,7 +3,6 @@ import random, signal, struct, subprocess, threading, zlib
 from functools import partial
 
 import pytest
-import redis
 from fastai.data.block import DataBlock
 from fastai.data.core import DataLoaders
 from fastai.vision.augment import Resize
@@ -12,6 +11,7 @@ import fastai_remote.block
 from conftest import class_of, fails, wait_for
 from fastai_remote import (CorruptSample, get_remote_items, image_samples, MissingSample, RedisBlock, RedisStore,
                            StoreNotFound, StoreUnavailable, to_redis, UnknownField)
+from snapshots import client
 
 ONE = dict(num_workers=1, progress=False)
 
@@ -21,7 +21,6 @@ def pics(fresh, images):
     to_redis(image_samples(images, label=class_of), fresh.url, 'pics', **ONE)
     return RedisStore(fresh.url, 'pics')
 
-def client(server): return redis.Redis.from_url(server.url)
 def loaders(store, **options):
     return DataLoaders.from_store(store, item_tfms=Resize(32), **{'bs':8, 'num_workers':0, 'device':'cpu', **options})
 def run_through(dls): return [batch for dl in (dls.train.new(drop_last=False), dls.valid) for batch in dl]

@@ -1,5 +1,5 @@
 "Files of somebody else that are made to cost much more time or memory than they should, or that are no files at all"
-import functools, io, struct, warnings, zipfile, zlib
+import functools, io, struct, warnings, zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ from fastai_remote import (CorruptSample, csv_samples, drawing_samples, Fetch, i
 from fastai_remote.codec import arrays, images
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.load.lazy_image import open_image
-from inputs import encoded, in_memory, write_tar
+from inputs import encoded, in_memory, png_chunk, png_of, write_tar
 from limits import errors_of, STRANGE, zeros
+from shard_helpers import interrupted_after
 from snapshots import FolderPlace
 
 # --- pictures
@@ -44,10 +45,8 @@ def bmp(w, h): return b'BM'+struct.pack('<IHHI', 54, 0, 0, 54)+struct.pack('<Iii
 
 def png(w, h, *chunks):
     "A PNG with these chunks; without pixels if it is large"
-    def chunk(name, b): return struct.pack('>I', len(b))+name+b+struct.pack('>I', zlib.crc32(name+b))
-    header,rows = struct.pack('>IIBBBBB', w, h, 8, 0, 0, 0, 0),zlib.compress(bytes((w+1)*h)) if w<99 else b''
-    chunks = (b'IHDR',header), *chunks, (b'IDAT',rows), (b'IEND',b'')
-    return b'\x89PNG\r\n\x1a\n'+b''.join(chunk(*o) for o in chunks)
+    more = b''.join(png_chunk(*chunk) for chunk in chunks)
+    return png_of(bytes((w+1)*h) if w<99 else b'', w, h, more=more)
 
 def ico(b): return struct.pack('<HHHBBBBHHII', 0, 1, 1, 16, 16, 0, 0, 1, 32, len(b), 22)+b
 
@@ -262,10 +261,8 @@ def test_nothing_is_removed_beside_a_manifest_that_is_damaged(tmp_path, act):
     place.clear()
     samples = [{'txt':f'sample {i}'} for i in range(40)]
     place.write(samples)
-    def interrupt(records, *_):
-        yield next(records)
-        raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): place.write(samples[:30], overwrite=True, progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        place.write(samples[:30], overwrite=True, progress=interrupted_after(1))
     manifest,seen,files = place.folder/'manifest.json',place.visible(),place.files()
     content = manifest.read_bytes()
     manifest.write_bytes(b'')

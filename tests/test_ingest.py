@@ -54,12 +54,6 @@ def test_a_list_is_written_shuffled_with_each_sample_once_and_no_key_but_its_own
     assert keys(server)==want_keys(['txt'], ['cls','id'], range(100))
     assert rep.nbytes==s.manifest.nbytes>0
 
-def test_each_split_is_a_range_shuffled_in_itself(put):
-    parts = dict(train=range(50), valid=range(50, 70), test=range(70, 71), none=range(0))
-    s,_ = put({split:[{'id':i, 'cls':i%2} for i in numbers] for split,numbers in parts.items()})
-    assert s.splits=={'train':[0,50], 'valid':[50,70], 'test':[70,71], 'none':[71,71]}
-    for split,(start,stop) in s.splits.items(): assert sorted(values(s, 'id')[start:stop])==list(parts[split])
-
 def test_the_order_depends_on_the_seed_only():
     src = [{'id':i} for i in range(200)]
     options = dict(shuffle=False),dict(shuffle=True),dict(shuffle=True, seed=1),dict(shuffle=True, chunk=np.int64(7))

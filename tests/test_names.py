@@ -3,14 +3,11 @@ import random
 
 import pytest
 
-from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, to_redis
+from fastai_remote import RedisStore, StoreBusy, StoreExists, to_redis
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
+from shard_helpers import interrupted_after, items, ONE
 from snapshots import client, keys
-
-ONE = dict(num_workers=1, progress=False)
-
-def items(word, n=60): return [{'txt':f'{word} {i}', 'cls':f'{word}{i%3}', 'labels':[word], 'id':i} for i in range(n)]
 
 def words(server, name):
     store = RedisStore(server.url, name)
@@ -83,25 +80,12 @@ def test_whatever_happens_to_names_each_holds_its_own_and_nothing_else_is_left(s
 def test_an_unfinished_ingest_stays_under_the_old_name_with_its_keys(fresh):
     "It is finished there, and a later change of the dataset that was renamed does not remove its samples"
     to_redis(items('a'), fresh.url, 'a', **ONE)
-    def interrupted(records, *_):
-        yield next(records)
-        raise KeyboardInterrupt
     def replace(progress=False):
         to_redis(items('z'), fresh.url, 'a', chunk=16, overwrite=True, **{**ONE, 'progress':progress})
-    with pytest.raises(KeyboardInterrupt): replace(interrupted)
+    with pytest.raises(KeyboardInterrupt): replace(interrupted_after(1))
     RedisStore(fresh.url, 'a').rename('b')
     replace()
     RedisStore(fresh.url, 'b').edit(drop=[1])
     assert (words(fresh, 'a'),words(fresh, 'b'))==({'z'},{'a'})
     for name in 'ab': RedisStore.delete(fresh.url, name)
     assert keys(fresh)==[]
-
-def test_what_a_damaged_entry_of_the_register_names_stays(fresh):
-    "The dataset can be deleted, and is gone then"
-    to_redis(items('a'), fresh.url, 'a', **ONE)
-    client(fresh).hset('a:register', 'damaged', b'{"ranges":[["b:txt:",0,9,1]]}')
-    with pytest.warns(UserWarning, match="a:register has a damaged entry b'damaged'"): RedisStore.delete(fresh.url, 'a')
-    for act in RedisStore.delete,RedisStore.abandon:
-        with pytest.warns(UserWarning, match='damaged entry'), pytest.raises(StoreNotFound): act(fresh.url, 'a')
-    to_redis(items('a'), fresh.url, 'a', **ONE)
-    assert words(fresh, 'a')=={'a'}

@@ -21,6 +21,7 @@ from fastai_remote.write.revision import joined_vocab
 from fastai_remote.store.base import image_stats
 from inputs import encoded
 from shard_helpers import ONE, files, index, interrupted_after, names
+from snapshots import client
 
 def sample(i, label=None):
     return {'txt':f'sample {i}', 'cls':label or 'abc'[i%3], 'id.i4':i, 'x.npy':np.full(3, i), 'tags.labels':[f't{i%2}']}
@@ -29,7 +30,6 @@ def plain(o): return o.tolist() if isinstance(o, np.ndarray) else list(o) if isi
 def plain_rows(rows): return [{f:plain(o) for f,o in row.items()} for row in rows]
 def rows(store): return plain_rows(store[:])
 def ids(store): return [row['id.i4'] for row in store[:]]
-def client(server): return redis.Redis.from_url(server.url)
 OF_THE_SERVER = {'fastai_remote:used','fastai_remote:locks'}
 def keys(*clients): return {key.decode() for client in clients for key in client.keys()}-OF_THE_SERVER
 def verified(store):

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip('s3fs'); pytest.importorskip('moto'); pytest.importorskip('boto3')
 import joblib
 from fastai.data.core import DataLoaders
-from joblib.externals.loky import get_reusable_executor
 
 from conftest import HOLD, holding, wait_for
 from fastai_remote import (index_shards, s3_options, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound,
@@ -90,7 +89,7 @@ def test_threads_share_a_store(s3, tmp_path):
     for cache in (None, str(tmp_path/'c')):
         store = opened(s3, cache=cache)
         with ThreadPoolExecutor(8) as ex:
-            got = list(ex.map(lambda i: store.get_many([i,(i+31)%N], ['jpg','id'], check=True), range(0, N, 4)))
+            got = list(ex.map(lambda i: store.get_many([i,(i+31)%N], ['jpg','id'], check=True), range(0, N, 8)))
         assert all(g['jpg'][j]==ITEMS[g['id'][j]]['jpg'] for g in got for j in (0,1))
 
 # --- who may, and who may not
@@ -104,18 +103,16 @@ def how(s, tmp_path, monkeypatch, way):
         return dict(profile='someone', endpoint_url=s.endpoint)
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', s.key)
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', s.secret)
-    if way=='environment': return s3_options(s.endpoint)
     monkeypatch.setenv('AWS_ENDPOINT_URL', s.endpoint)
     return {}
 
 @processes
-@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('environment',1), ('all from environment',1),
-                                             ('profile',2)])
+@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('environment',1), ('profile',2)])
 def test_the_usual_ways_of_giving_credentials(s3, tmp_path, monkeypatch, way, num_workers):
     "For writing, reading, in workers, and deleting"
-    kw,u = how(s3, tmp_path, monkeypatch, way),url(s3, f"w-{way.replace(' ', '-')}")
-    if num_workers>1: get_reusable_executor().shutdown()   # its processes have the environment that they began with
-    report = to_shards(ITEMS[:20], u, num_workers=num_workers, progress=False, storage_options=kw)
+    kw,u = how(s3, tmp_path, monkeypatch, way),url(s3, f'w-{way}')
+    with joblib.parallel_config('multiprocessing'):   # forks, which have this environment
+        report = to_shards(ITEMS[:20], u, num_workers=num_workers, progress=False, storage_options=kw)
     dls = DataLoaders.from_shards(u, y='id', bs=4, num_workers=num_workers-1, device='cpu', cache=None, valid_pct=.5,
                                   storage_options=kw)
     assert report.written==20 and sum(len(y) for _,y in dls.valid)==10
@@ -187,11 +184,11 @@ def test_of_many_threads_that_are_refused_at_the_same_time_all_go_on(s3, proxy, 
 # --- ingests that meet, die, or find the server busy
 
 def test_nothing_is_sent_that_servers_without_the_newer_checksums_do_not_know(s3, proxy):
-    "The other requests of an ingest fail now and then, and it writes the same"
+    "Requests of an ingest fail now and then, and it writes the same"
     headers = []
     proxy.fail(0, '', n=ALWAYS, match=lambda request: request[:3]!='POS' and headers.extend(request.headers))
     for match in 'PUT ','DELETE ': proxy.fail(503, 'SlowDown', match=match)
-    assert make(s3, 'busy', at=proxy).written==N and alike(objects(s3, 'pets'), objects(s3, 'busy'))
+    assert make(s3, 'busy', ITEMS[:20], proxy).written==20 and is_right(opened(s3, folder='busy'), range(20))
     assert not any(fault.n for fault in proxy.faults[1:])
     assert headers and not any('checksum' in name.lower() or 'trailer' in name.lower() for name in headers)
 
@@ -207,7 +204,7 @@ to_shards([{'id':i} for i in range(240)], sys.argv[1], fn=fn, num_workers=2, max
 def test_a_killed_ingest_is_finished_by_the_same_call(s3, tmp_path, monkeypatch, interpreters):
     "While it lives nobody else may write there; afterwards the bytes are those of an ingest that was not killed"
     (script:=tmp_path/'ingest.py').write_text(_ingest)
-    how(s3, tmp_path, monkeypatch, 'all from environment')
+    how(s3, tmp_path, monkeypatch, 'environment')
     def ingest(hold=None):
         return interpreters.start(script, url(s3, 'killed'), fastai=False, env=holding(hold, tmp_path/'never'))
     first = ingest(80)   # what the leading process has looked at, one or two chunks of each worker, and a part
@@ -226,10 +223,10 @@ def test_a_killed_ingest_is_finished_by_the_same_call(s3, tmp_path, monkeypatch,
 def test_of_two_ingests_that_begin_at_the_same_moment_one_writes(s3):
     "The other is told to wait, or that the dataset is there"
     def go(_):
-        try: return make(s3, 'both').written
+        try: return make(s3, 'both', ITEMS[:20]).written
         except (StoreBusy,StoreExists): return 0
     with ThreadPoolExecutor(2) as ex: written = list(ex.map(go, range(2)))
-    assert sorted(written)==[0,N] and alike(objects(s3, 'pets'), objects(s3, 'both'))
+    assert sorted(written)==[0,20] and is_right(opened(s3, folder='both'), range(20))
 
 def test_a_large_shard_is_uploaded_in_parts(s3, proxy, monkeypatch):
     "One that fails is sent again, and no part is left behind; parts of 5 MiB are the smallest there are"
@@ -244,13 +241,13 @@ def test_a_large_shard_is_uploaded_in_parts(s3, proxy, monkeypatch):
 
 def test_more_files_than_a_page_of_a_list_has(s3, proxy, monkeypatch):
     "Written, resumed, read, deleted; a page of S3 has 1,000"
-    monkeypatch.setenv('MOTO_S3_DEFAULT_MAX_KEYS', '8')
-    n = 24   # shards; each has an index, too
-    items,kw = [{'id':i} for i in range(n)],dict(maxcount=1, chunk=8, shuffle=False)
+    monkeypatch.setenv('MOTO_S3_DEFAULT_MAX_KEYS', '5')
+    n = 12   # shards; each has an index, too
+    items,kw = [{'id':i} for i in range(n)],dict(maxcount=1, chunk=4, shuffle=False)
     fault = proxy.fail(403, 'AccessDenied', n=ALWAYS, match='shard-000002')
     with pytest.raises(StoreUnavailable, match='refused'): make(s3, 'many', items, proxy, **kw)
     fault.n = 0
-    assert make(s3, 'many', items, proxy, **kw).resumed==16
+    assert make(s3, 'many', items, proxy, **kw).resumed==8
     assert sum('continuation-token' in path for _,path,*_ in proxy.log)>0
     assert opened(s3, folder='many').get_many(range(n), 'id', check=True)['id'].tolist()==list(range(n))
     assert len(keys(s3, 'many'))==2*n+2
@@ -288,5 +285,6 @@ def test_a_store_from_a_pickle_takes_its_secrets_from_the_environment(s3, tmp_pa
     with pytest.raises(StoreUnavailable, match='secrets are not kept in exports.*AWS_ACCESS_KEY_ID'):
         pickle.loads(saved).get_many([0], 'jpg')
     how(s3, tmp_path, monkeypatch, 'environment')
+    monkeypatch.delenv('AWS_ENDPOINT_URL')   # it is no secret, and in the pickle
     assert len(pickle.loads(saved).get_many([0], 'jpg')['jpg'])==1
     says_none(s3, pickle.dumps(pickle.loads(saved)))

@@ -5,7 +5,6 @@ The storage is in the memory of this process. test_s3.py has what only a real S3
 import io, pickle, re, tarfile
 from collections import Counter
 
-
 import pytest
 pytest.importorskip('s3fs')
 
@@ -13,7 +12,6 @@ from conftest import fails
 from fastai_remote import (CorruptSample, index_shards, MissingSample, ShardStore, StoreNotFound, StoreUnavailable,
     StoreExists, to_shards)
 from fastai_remote.store.cache import FileCache
-from fastai_remote.testing import ManualClock
 from fault_storage import flipped, s3_error, TARS
 from pets import alike, ALWAYS, EACH, epoch, ids, is_right, ITEMS, loaders, N, noise, WRITING
 from shard_helpers import files, tar
@@ -34,10 +32,6 @@ def pets(faults, pets_files, tmp_path, monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path): return str(tmp_path/'cache')
-
-@pytest.fixture
-def clock():
-    with ManualClock() as clock: yield clock
 
 def place(faults, i, folder='pets'):
     "Name of the shard of sample `i`; offset and length of its image in it"

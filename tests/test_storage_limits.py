@@ -172,7 +172,7 @@ def test_a_download_whose_connections_starve_goes_on_with_smaller_parts(kind):
         handler.wfile.write(bytes(length if length<=1<<16 else length//2))
         if length>1<<16: handler.server.over.wait(600)
     asked = []
-    with opened(kind, starving, timeout=2.5) as (storage,_):
+    with opened(kind, starving, timeout=1.5) as (storage,_):
         assert storage.fs   # the first client of a process loads its library
         sizes = [len(content) for content in storage.parts('a.tar', 2_400_000)]
         assert sum(sizes)==2_400_000 and max(sizes)==1<<16

@@ -6,7 +6,6 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
-import redis
 
 from conftest import class_of
 from conftest import N as N_IMAGES
@@ -19,7 +18,7 @@ from fastai_remote.ingest.stores import MemoryStore, RedisStore, ShardStore
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
-from fastai_remote.testing import ManualClock
+from snapshots import client
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')
 n,each = 160,20
@@ -62,10 +61,6 @@ def sent(monkeypatch):
     monkeypatch.setattr(RedisLink, 'send', noted)
     return requests
 
-@pytest.fixture
-def clock():
-    with ManualClock() as clock: yield clock
-
 def after_the_pause(clock): clock.advance(61)   # Redis is left alone for up to a minute
 
 @pytest.fixture
@@ -74,7 +69,6 @@ def closed_url(fresh):
     fresh.kill()
     return fresh.url
 
-def client(server): return redis.Redis.from_url(server.url)
 def is_right(store, numbers=range(n)):
     return store.get_many(numbers, 'txt', check=True)['txt']==[text(i) for i in numbers]
 def is_flushed(store): return store.flush(120)
