@@ -1,5 +1,5 @@
 "An ingest that stops, or loses its server, its line or its lock, is continued by the same call, and by no other"
-import io, pickle, random, re
+import io, os, pickle, random, re, signal, subprocess, sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from torch.utils.data import ConcatDataset
 
+from clusters import wait_for
 from conftest import private_server
 from faultproxy import FaultProxy
 from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull,
@@ -381,3 +382,34 @@ def test_a_writer_that_slept_changes_nothing(fresh):
         assert state()==before
     store = RedisStore(fresh.url, 'd')
     assert ids(store)==[0,1,2,3,4,6,7] and not store.verify(num_workers=0).bad
+
+STOPPED = '''
+import os, random, sys, time
+from fastai_remote import to_redis
+url,began,goes_on = sys.argv[1:]
+def fn(i):
+    if i==20 and not os.path.exists(began):
+        open(began, 'w').close()
+        while not os.path.exists(goes_on): time.sleep(.01)
+    if random.random()<.2: raise ValueError('at random')
+    return {'txt':f'text {i}', 'cls':'abc'[i%3], 'id':i}
+print(to_redis(list(range(60)), url, 'd', fn, chunk=8, num_workers=0, shuffle=False, max_failed=1., progress=False))
+'''
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_changes_nothing_when_it_goes_on(fresh, tmp_path):
+    "In the middle of a chunk; meanwhile another one has finished the ingest, in which other samples fail"
+    command = [sys.executable, '-W', 'ignore', '-c', STOPPED, fresh.url, str(tmp_path/'began'), str(tmp_path/'goes on')]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path/'began').exists)
+    os.kill(first.pid, signal.SIGSTOP)
+    client(fresh).delete('d:ingest:lock')   # its lease has ended
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    def state(): return {key:client(fresh).dump(key) for key in client(fresh).keys()}
+    store,before = RedisStore(fresh.url, 'd'),state()
+    samples = store[:]
+    (tmp_path/'goes on').touch()
+    os.kill(first.pid, signal.SIGCONT)
+    assert 'StoreBusy' in first.communicate()[1] and first.returncode
+    assert state()==before and store[:]==samples and not store.verify(num_workers=0).bad
+    assert all(sample['txt']==f"text {sample['id']}" for sample in samples) and len(samples)+store.manifest.failed==60
