@@ -293,6 +293,18 @@ class RedisLink:
             return replies
         return self.call(exchange, timeout) if commands else []
 
+    def transact(self,
+        watch:list, # Keys, all on one server
+        reads:list, # Commands that read
+        choose, # `choose(*replies)`, the replies to `reads`, returns the commands to run; may be called again
+        timeout:float=None # As in `call`
+    )->bool: # Has `choose` returned commands, or an empty list?
+        """Runs commands in one transaction that depends on what it reads before; again if others change `watch`
+
+        If `choose` returns `None` or an empty list, nothing is run. The whole is repeated as by `call`, if a connection
+        fails, and then the transaction may have been run already. Raises as `call`, and what `choose` raises."""
+        return self.call(lambda _: self.servers.transact(watch, reads, choose), timeout)
+
     def value_reads(self,
         keys:list, # Keys of values
         mean_bytes:float # Bytes of a value, roughly

@@ -52,7 +52,7 @@ def missing_right(
     patterns = ' '.join(dict.fromkeys(f'~{key_pattern(key)}' for key in keys))
     return f'this user may not {name} {keys[0]!r}: its access list (ACL) needs {patterns} ({reply})'
 
-# The client adds this sentence where a command fails, because only there the command is known.
+# This sentence is added where a command fails, because only there the command is known.
 
 def explain_missing_right(
     error:redis.exceptions.NoPermissionError, # What redis-py made of the server's answer
@@ -61,32 +61,17 @@ def explain_missing_right(
     "Makes the message of `error` that of `missing_right`"
     error.args = (missing_right(str(error), command),)
 
-class _ExplainingPipeline(redis.client.Pipeline):
-    "A pipeline of `ExplainingClient`: errors about missing rights name the command, or the pattern of keys"
-    def immediate_execute_command(self, *args, **options):
-        try: return super().immediate_execute_command(*args, **options)
-        except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, args)
-            raise
-
-    def annotate_exception(self, exception, number, command):
-        if isinstance(exception, redis.exceptions.NoPermissionError): explain_missing_right(exception, command)
-        else: super().annotate_exception(exception, number, command)
-
-    def execute(self, raise_on_error=True):
-        try: return super().execute(raise_on_error)
-        except redis.ResponseError as error:
-            reply = str(error)
-            if 'EXEC without MULTI' in reply: command = 'MULTI'
-            elif isinstance(error, redis.exceptions.ExecAbortError) and 'NOPERM' in reply: command = 'EXEC'
-            else: raise
-            raise redis.exceptions.NoPermissionError(missing_right(reply, (command,))) from error
-
-    def reset(self):
-        try: super().reset()
-        except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, ('UNWATCH',))
-            raise
+def check_replies(
+    commands, # Tuples of a name and arguments
+    replies # The reply to each, or an error
+):
+    "Raises the first error among `replies`; one about a missing right names it"
+    for command,reply in zip(commands, replies):
+        if not isinstance(reply, redis.ResponseError): continue
+        if isinstance(reply, redis.exceptions.ExecAbortError) and 'NOPERM' in str(reply):
+            reply = redis.exceptions.NoPermissionError(str(reply))   # the user may not run EXEC
+        if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
+        raise reply
 
 class _Explaining:
     """Mixin for a client of redis-py: errors about missing rights name the command, or the pattern of keys
@@ -99,9 +84,7 @@ class _Explaining:
             raise
 
 class ExplainingClient(_Explaining, redis.Redis):
-    "A client of Redis whose errors about missing rights name the command, or the pattern of keys"
-    def pipeline(self, transaction=True, shard_hint=None):
-        return _ExplainingPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+    "A client of Redis whose errors about missing rights name the command, or the pattern of keys; not in pipelines"
 
 class ExplainingCluster(_Explaining, redis.RedisCluster):
     "A client of a cluster whose errors about missing rights name the command, or the pattern of keys; not in pipelines"
@@ -278,7 +261,7 @@ def _exchange(requests):
         for pool,commands in requests:
             connection = pool.get_connection()
             connections.append((pool, connection))
-            connection.send_packed_command([b''.join([part for c in commands for part in _packer.pack(*c)])])
+            _send(connection, commands)
         return [[_read_reply(connection) for _ in commands]
                 for (_,connection),(_,commands) in zip(connections, requests)]
     except BaseException:   # also if this thread is interrupted: the next call must not read the rest of these replies
@@ -286,6 +269,9 @@ def _exchange(requests):
         raise
     finally:
         for pool,connection in connections: pool.release(connection)
+
+def _send(connection, commands):
+    connection.send_packed_command([b''.join([part for c in commands for part in _packer.pack(*c)])])
 
 def _read_reply(connection):
     try: return connection.read_response()
@@ -367,6 +353,36 @@ class SingleServer:
             if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
             self._replica,self._looks_again = None,monotonic()+self.pause
         return self._ask_masters(commands)
+
+    def transact(self,
+        watch:list, # Keys, all on one server
+        reads:list, # Commands that read, as those of `send`
+        choose # `choose(*replies)`, the replies to `reads`, returns the commands to run; may be called again
+    )->bool: # Has `choose` returned commands, or an empty list?
+        """Runs commands in one transaction that depends on what it reads before; again if others change `watch`
+
+        If `choose` returns `None` or an empty list, nothing is run. Raises errors of redis-py, also of a command."""
+        pool = self.node_client(watch[0]).connection_pool
+        connection = pool.get_connection()
+        def ask(*commands):
+            _send(connection, commands)
+            replies = [_read_reply(connection) for _ in commands]
+            check_replies(commands, replies)
+            return replies
+        try:
+            while True:
+                commands = choose(*ask(('WATCH', *watch), *reads)[1:])
+                if not commands:
+                    ask(('UNWATCH',))
+                    return commands is not None
+                *_,replies = ask(('MULTI',), *commands, ('EXEC',))
+                if replies is None: continue   # others have changed one of the keys
+                check_replies(commands, replies)
+                return True
+        except BaseException:   # as in `_exchange`
+            connection.disconnect()
+            raise
+        finally: pool.release(connection)
 
     def _ask_masters(self, commands):
         "The replies of the masters, as those of `send`"

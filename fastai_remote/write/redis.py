@@ -339,15 +339,14 @@ class RedisWriter(Writer):
         Raises `ServerRestarted`, `StoreBusy`."""
         lock,keys = self.place.lock,self.place.keys
         key = keys.record(self.plan, chunk)
-        def queue(p):
-            p.set(key, seal({**record, 'chunk':chunk}))
-            # a record that was damaged, or whose values were lost, may have had others
-            if failures: p.hset(self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
-            else: p.hdel(self.layout.failures, chunk)
-        def is_first(p):
-            if not p.exists(keys.plan): raise lock.lost()   # the ingest has ended
-            return not p.exists(key)
-        lock.transaction(queue, run, watch=(key, keys.plan), when=is_first)
+        # without failures: a record that was damaged, or whose values were lost, may have had some
+        told = ('HSET', self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
+        commands = [('SET', key, seal({**record, 'chunk':chunk})),
+                    told if failures else ('HDEL', self.layout.failures, chunk)]
+        def is_first(has_plan, has_record):
+            if not has_plan: raise lock.lost()   # the ingest has ended
+            return not has_record
+        lock.transaction(commands, run, reads=[('EXISTS', keys.plan), ('EXISTS', key)], when=is_first)
 
     def _forget_chunks(self, chunks, run=None):
         "Removes the records of `chunks`, so that they are written again"
