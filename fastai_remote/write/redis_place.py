@@ -553,7 +553,7 @@ class RedisPlace(Place):
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
         Raises `StoreBusy`, and `ServerRestarted` if the server has lost the new version."""
-        last = self.committed(accept_damage=True)
+        last = version.store.manifest if version else self.committed(accept_damage=True)
         manifest.generation = 1+(last.generation if last else 0)
         before,dropped = ([*version.before, *_run_tables(last)],version.dropped) if version else ([],[])
         entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
