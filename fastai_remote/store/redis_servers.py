@@ -185,26 +185,21 @@ def _is_address(host):
     return True
 
 class _Timed:
-    "Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call"
+    """Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call
+
+    If there is a `socket_timeout`, and the name of the host has to be looked up, redis-py connects in a thread, since a
+    look-up cannot be limited. Then `_connect` raises `DeadlinePassed` when the time is over."""
     def _connect(self):
-        limits = self.socket_connect_timeout,self.socket_timeout
+        connect,limits = super()._connect,(self.socket_connect_timeout,self.socket_timeout)
         try:
             self.socket_connect_timeout = _limited(limits[0])
             self.socket_timeout = _limited(limits[1])   # of the TLS handshake
             if self.socket_timeout is not None and self.socket_timeout<=0: raise socket.timeout('the time is over')
-            sock = _TimedSocket(self._found_and_connected())
+            is_found = self.socket_timeout is None or self.host is None or _is_address(self.host)
+            sock = _TimedSocket(connect() if is_found else call_in_thread(connect, self.socket_timeout))
         finally: self.socket_connect_timeout,self.socket_timeout = limits
         sock.settimeout(self.socket_timeout)
         return sock
-
-    def _found_and_connected(self):
-        """The connected socket of redis-py
-
-        If there is a `socket_timeout`, and the name of the host has to be looked up, redis-py connects in a thread,
-        since a look-up cannot be limited. Then it raises `DeadlinePassed` when the time is over."""
-        connect = super()._connect
-        if self.socket_timeout is None or self.host is None or _is_address(self.host): return connect()
-        return call_in_thread(connect, self.socket_timeout)
 
 class _Connection(_Timed, redis.Connection): pass
 class _TLSConnection(_Timed, redis.SSLConnection): pass
@@ -335,9 +330,11 @@ class SingleServer:
         "A client for each server that accepts writes"
         return [self.client]
 
-    def memory(self)->list:
-        "What `INFO memory` of each of them says, a list of dicts"
-        return [master.info('memory') for master in self.masters()]
+    def info(self,
+        section:str # 'memory', 'server', …
+    )->list: # Of dicts
+        "What `INFO` of each of them says"
+        return [master.info(section) for master in self.masters()]
 
     def send(self,
         commands:list, # Of tuples: the name of a command, its key, and further arguments; `BITFIELD_RO`: see `_Packer`
@@ -556,19 +553,3 @@ def _connect_read_only(connection):
     connection.on_connect()
     connection.send_command('READONLY')
     connection.read_response()
-
-# --- The servers behind a URL
-
-def open_servers(
-    url:str, # See `RedisLink`, without the password
-    options:dict, # For redis-py, see `as_options`
-    sentinel_secret:str=None, # As in `SentinelServers`
-    cluster_nodes:list=None # Nodes of the cluster that are known, `(host, port)`; `None`: it is no cluster
-)->SingleServer:
-    """The servers that `url` names: `SentinelServers`, `ClusterServers`, or a `SingleServer`
-
-    Sentinels or a node of the cluster are asked for the servers at once; a single server is connected to when it is
-    used. Raises errors of redis-py, and `ValueError` if the URL of sentinels has no name."""
-    if '+sentinel' in urlsplit(url).scheme: return SentinelServers(url, options, sentinel_secret)
-    if cluster_nodes: return ClusterServers(url, options, cluster_nodes)
-    return SingleServer(url, options)

@@ -113,15 +113,9 @@ def with_checks(
     """Returns a copy of `fields`, with `check` in the entry of each fixed-width field: a checksum follows each value
 
     A field `FIELD.crc`, which has the checksums of `FIELD`, gets none."""
-    def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
-    return {field:spec if spec['dtype'] is None or is_checksum(field) else {**spec, 'check':'u4'}
+    checksums = {f'{field}.crc' for field in fields}
+    return {field:spec if spec['dtype'] is None or field in checksums else {**spec, 'check':'u4'}
             for field,spec in fields.items()}
-
-def _split_runs(numbers):
-    "The runs of consecutive `numbers`, ascending and not empty, whose packed values are in one key: index arrays"
-    key_of = numbers>>KEY_BITS
-    is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
-    return np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1)
 
 def packed_writes(
     layout, # `key_layout` of what is written
@@ -139,8 +133,9 @@ def packed_writes(
         elements['value'] = values
         elements['crc'] = packed_crcs(values, np.asarray(numbers, np.int64))
     else: elements = values.astype(dtype.newbyteorder('>'))
-    commands = []
-    for run in _split_runs(numbers):
+    commands,key_of = [],numbers>>KEY_BITS
+    is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
+    for run in np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1):   # of consecutive numbers, in one key
         start = int(numbers[run[0]])
         offset = (start&((1<<KEY_BITS)-1))*elements.itemsize
         commands.append(('SETRANGE', layout.packed(field, start>>KEY_BITS), offset, elements[run].tobytes()))
@@ -247,8 +242,7 @@ class RedisLock:
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters, with commas"
-        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
-        return self.link.call(read)
+        return ','.join(server.get('run_id', '') for server in self.link.info('server'))
 
     def lost(self)->StoreBusy:
         "Returns the error for a write without the lock"
@@ -405,16 +399,12 @@ class RedisPlace(Place):
 
     def check(self):
         "Raises `StoreError` if the server may drop keys, and `StoreExists` if the dataset was moved, as `check_home`"
-        self._check_eviction()
-        self.check_home()
-
-    def _check_eviction(self):
-        "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
-        for memory in self.link.memory():
+        for memory in self.link.info('memory'):
             policy = memory.get('maxmemory_policy', '')
             if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
             raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
                          'set noeviction before an ingest')
+        self.check_home()
 
     def check_home(self):
         """Raises `StoreExists` if the dataset was moved from a single server to a cluster, or the other way round
@@ -487,7 +477,7 @@ class RedisPlace(Place):
         If the manifest or the plan is damaged, nobody knows what they need, and only `dropped` is removed. Raises
         `ServerRestarted` if the server restarts meanwhile: it may have come back with an older state, which may need
         these keys. Raises `StoreBusy`."""
-        self.finish_rename()
+        if self.lock.tags: self.finish_rename()
         run = self.lock.server_run()
         register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
         if not (register or self.lock.tags): return False
@@ -513,7 +503,6 @@ class RedisPlace(Place):
         held
 
         Otherwise, who removes the dataset of one name would remove that of the other. Raises `StoreBusy`."""
-        if not self.lock.tags: return
         stored = self.link.call(lambda c: c.hgetall(self.keys.register)).get(RENAMED.encode())
         try: names = [unseal(stored)[key] for key in ('old','new')] if stored else []
         except (ValueError,KeyError): return   # `clean_up` warns of it
@@ -564,7 +553,7 @@ class RedisPlace(Place):
         if before: commands.append(('HDEL', self.keys.register, last.uid))
         if entries: commands.append(_register(self.keys, entries))
         self.lock.transaction(commands, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
-        self._wait_for_replicas()
+        if self.link.is_sentinel: self._wait_for_replicas()
         if getattr(self.committed(), 'uid', None)!=manifest.uid:
             raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
                               'repeat the same call')
@@ -572,12 +561,11 @@ class RedisPlace(Place):
         return manifest
 
     def _wait_for_replicas(self, seconds=10):
-        """With Sentinel, waits until the replicas have what was written, for about `seconds` at most; else does nothing
+        """With Sentinel, waits until the replicas have what was written, for about `seconds` at most
 
         It is no error if they do not have it then, or if this user may not wait for them. A master that the sentinels
         have just replaced accepts writes for a moment and forgets them. No replica receives these writes. The master is
         looked up each time, so this ends with the master that stays."""
-        if not self.link.is_sentinel: return
         deadline = monotonic()+seconds
         while monotonic()<deadline:
             self.link.reconnect()
@@ -595,7 +583,7 @@ class RedisPlace(Place):
 
         Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
         with self.locked():
-            self.finish_rename()
+            if self.lock.tags: self.finish_rename()
             found = bool(self.link.call(lambda c: c.exists(self.keys.plan)))
             # in a cluster, the name stays listed for a short time after the end of an ingest
             if not self.lock.tags: found |= self.link.call(lambda c: bool(c.sismember(INGESTS_KEY, self.name)))
