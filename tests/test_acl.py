@@ -171,8 +171,8 @@ def write_partitions(url):
         writer.commit()
         link,lock = writer.writer.link,writer.writer.place.keys.lock
         held = writer.writer.place.lock
-        held._transaction_if(held.token, lambda p: p.expire(lock, 30))   # as each 10 s
-        assert not held._transaction_if(b'another', lambda p: p.delete(lock))
+        held._transaction_if(held.token, [('EXPIRE', lock, 30)])   # as each 10 s
+        assert not held._transaction_if(b'another', [('DEL', lock)])
     assert len(RedisStore(link, NAME))==12
     RedisStore.delete(url, NAME)
 

@@ -318,13 +318,13 @@ def test_an_ingest_whose_lock_another_took_over_does_not_commit(fresh):
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
 def test_a_lock_whose_taking_was_interrupted_is_taken_at_once(fresh, error, monkeypatch):
-    call = RedisLink.call
-    def interrupted(self, f, *args, **kwargs):
-        result = call(self, f, *args, **kwargs)
-        if f.__name__!='acquire': return result
-        monkeypatch.setattr(RedisLink, 'call', call)
+    send = RedisLink.send
+    def interrupted(self, commands, *args, **kwargs):
+        replies = send(self, commands, *args, **kwargs)
+        if not any('NX' in command for command in commands): return replies
+        monkeypatch.setattr(RedisLink, 'send', send)
         raise error('no answer')
-    monkeypatch.setattr(RedisLink, 'call', interrupted)
+    monkeypatch.setattr(RedisLink, 'send', interrupted)
     with pytest.raises(error): to_redis([{'id':1}], fresh.url, 'd', **ONE)
     to_redis([{'id':1}], fresh.url, 'd', **ONE)
 

@@ -106,7 +106,7 @@ def read_manifest(
 # %% ../../nbs/store/08_redis.ipynb #bf607000
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
-    try: policies = [memory.get('maxmemory_policy') for memory in link.memory()]
+    try: policies = [memory.get('maxmemory_policy') for memory in link.info('memory')]
     except StoreError as error:
         return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
                 f'cannot be read: {error}')

@@ -15,7 +15,8 @@ from ..core import StoreError, StoreFull, unknown_arguments
 from .connection import (
     check_seconds, concealed, hidden_names, Opener, public_options, public_url, Retries, secret_texts, SecretOptions)
 from .redis_servers import (
-    as_options, explain_missing_right, nodes_in, open_servers, redirections, refusals, SingleServer, this_call)
+    as_options, ClusterServers, explain_missing_right, nodes_in, redirections, refusals, SentinelServers, SingleServer,
+    this_call)
 
 # --- The URL and its password
 
@@ -137,7 +138,7 @@ class RedisLink:
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
         check_link_arguments(RedisLink, kwargs)
         check_seconds(timeout=timeout, socket_timeout=socket_timeout)
-        secret_in_url,hidden = self._use_url(url)
+        secret_in_url,hidden = self._use_url(url) # Sets `url`, `is_sentinel`, `is_cluster` and `_nodes`
         self.timeout,self.socket_timeout = timeout,socket_timeout
         self.kwargs = SecretOptions({**hidden, **kwargs}) # More arguments for redis-py
         self._secret = secret or secret_in_url
@@ -145,25 +146,22 @@ class RedisLink:
         self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
         self._sentinel_secret,self.read_from = concealed(sentinel_secret),read_from
         self._servers = 0,None # The process, and its connections
-        self._find_nodes()
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
 
     def _use_url(self, url):
-        """Set `self.url` to `url` without its secrets; returns the password or None, and a dict of the secret options
+        """Set what `url` tells, without its secrets; returns the password or None, and a dict of the secret options
 
         Raises `ValueError` for a malformed URL, and `TypeError` for an option that cannot be given."""
         url,secret = split_secret(url)
         options = dict(parse_qsl(urlsplit(url).query))
         check_link_arguments(RedisLink, options)
         self.url = public_url(url)
-        shown = dict(parse_qsl(urlsplit(self.url).query))
-        return secret,{name:value for name,value in options.items() if name not in shown}
-
-    def _find_nodes(self):
         self._nodes = nodes_in(self.url) # Nodes of the cluster that are known, `(host, port)`
         self.is_sentinel = '+sentinel' in urlsplit(self.url).scheme
         self.is_cluster = len(self._nodes)>1 and not self.is_sentinel # Is this known to be a cluster?
+        shown = dict(parse_qsl(urlsplit(self.url).query))
+        return secret,{name:value for name,value in options.items() if name not in shown}
 
     def reveal(self)->dict:
         "The arguments of this link, password included: for sending it to a worker, never for saving"
@@ -183,8 +181,11 @@ class RedisLink:
         process,servers = self._servers
         if process==os.getpid(): return servers
         options = SecretOptions({**as_options(self._secret, self.socket_timeout), **self.kwargs})
-        servers = open_servers(self.url, options, self._sentinel_secret, self._nodes if self.is_cluster else None)
-        if servers.is_cluster: self._nodes = servers.nodes
+        if self.is_sentinel: servers = SentinelServers(self.url, options, self._sentinel_secret)
+        elif self.is_cluster:
+            servers = ClusterServers(self.url, options, self._nodes)
+            self._nodes = servers.nodes
+        else: servers = SingleServer(self.url, options)
         self._servers = os.getpid(),servers
         return servers
 
@@ -234,15 +235,16 @@ class RedisLink:
             self._secret,hidden = self._use_url(concealed(url))
             self.kwargs.update(hidden)
             self._needs_secret = False
-            self._find_nodes()
 
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'RedisLink({self.url!r})'
 
-    def memory(self)->list:
-        "What `INFO memory` says, a list of dicts: one for each master of a cluster, or for the single server"
-        return self.call(lambda _: self.servers.memory())
+    def info(self,
+        section:str # 'memory', 'server', …
+    )->list: # Of dicts: one for each master of a cluster, or for the single server
+        "What `INFO` says; raises as `call`"
+        return self.call(lambda _: self.servers.info(section))
 
     def call(self,
         f, # Called with a `redis.Redis` or, for a cluster, a `redis.RedisCluster`; must be safe to repeat
@@ -292,6 +294,18 @@ class RedisLink:
                 if isinstance(reply, redis.ResponseError) and (strict or isinstance(reply, redirections)): raise reply
             return replies
         return self.call(exchange, timeout) if commands else []
+
+    def transact(self,
+        watch:list, # Keys, all on one server
+        reads:list, # Commands that read
+        choose, # `choose(*replies)`, the replies to `reads`, returns the commands to run; may be called again
+        timeout:float=None # As in `call`
+    )->bool: # Has `choose` returned commands, or an empty list?
+        """Runs commands in one transaction that depends on what it reads before; again if others change `watch`
+
+        If `choose` returns `None` or an empty list, nothing is run. The whole is repeated as by `call`, if a connection
+        fails, and then the transaction may have been run already. Raises as `call`, and what `choose` raises."""
+        return self.call(lambda _: self.servers.transact(watch, reads, choose), timeout)
 
     def value_reads(self,
         keys:list, # Keys of values
@@ -358,7 +372,7 @@ class RedisLink:
 
     def _why_full(self, error):
         "A text about a full server: used memory and policy of the master that is most nearly full, and `error`"
-        try: nodes = self.servers.memory()
+        try: nodes = self.servers.info('memory')
         except redis.RedisError: nodes = [{}]
         def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
         memory = max(nodes, key=used_part)   # of a cluster's nodes, the one that is full

@@ -52,7 +52,7 @@ def missing_right(
     patterns = ' '.join(dict.fromkeys(f'~{key_pattern(key)}' for key in keys))
     return f'this user may not {name} {keys[0]!r}: its access list (ACL) needs {patterns} ({reply})'
 
-# The client adds this sentence where a command fails, because only there the command is known.
+# This sentence is added where a command fails, because only there the command is known.
 
 def explain_missing_right(
     error:redis.exceptions.NoPermissionError, # What redis-py made of the server's answer
@@ -61,32 +61,17 @@ def explain_missing_right(
     "Makes the message of `error` that of `missing_right`"
     error.args = (missing_right(str(error), command),)
 
-class _ExplainingPipeline(redis.client.Pipeline):
-    "A pipeline of `ExplainingClient`: errors about missing rights name the command, or the pattern of keys"
-    def immediate_execute_command(self, *args, **options):
-        try: return super().immediate_execute_command(*args, **options)
-        except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, args)
-            raise
-
-    def annotate_exception(self, exception, number, command):
-        if isinstance(exception, redis.exceptions.NoPermissionError): explain_missing_right(exception, command)
-        else: super().annotate_exception(exception, number, command)
-
-    def execute(self, raise_on_error=True):
-        try: return super().execute(raise_on_error)
-        except redis.ResponseError as error:
-            reply = str(error)
-            if 'EXEC without MULTI' in reply: command = 'MULTI'
-            elif isinstance(error, redis.exceptions.ExecAbortError) and 'NOPERM' in reply: command = 'EXEC'
-            else: raise
-            raise redis.exceptions.NoPermissionError(missing_right(reply, (command,))) from error
-
-    def reset(self):
-        try: super().reset()
-        except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, ('UNWATCH',))
-            raise
+def check_replies(
+    commands, # Tuples of a name and arguments
+    replies # The reply to each, or an error
+):
+    "Raises the first error among `replies`; one about a missing right names it"
+    for command,reply in zip(commands, replies):
+        if not isinstance(reply, redis.ResponseError): continue
+        if isinstance(reply, redis.exceptions.ExecAbortError) and 'NOPERM' in str(reply):
+            reply = redis.exceptions.NoPermissionError(str(reply))   # the user may not run EXEC
+        if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
+        raise reply
 
 class _Explaining:
     """Mixin for a client of redis-py: errors about missing rights name the command, or the pattern of keys
@@ -99,9 +84,7 @@ class _Explaining:
             raise
 
 class ExplainingClient(_Explaining, redis.Redis):
-    "A client of Redis whose errors about missing rights name the command, or the pattern of keys"
-    def pipeline(self, transaction=True, shard_hint=None):
-        return _ExplainingPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+    "A client of Redis whose errors about missing rights name the command, or the pattern of keys; not in pipelines"
 
 class ExplainingCluster(_Explaining, redis.RedisCluster):
     "A client of a cluster whose errors about missing rights name the command, or the pattern of keys; not in pipelines"
@@ -202,26 +185,21 @@ def _is_address(host):
     return True
 
 class _Timed:
-    "Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call"
+    """Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call
+
+    If there is a `socket_timeout`, and the name of the host has to be looked up, redis-py connects in a thread, since a
+    look-up cannot be limited. Then `_connect` raises `DeadlinePassed` when the time is over."""
     def _connect(self):
-        limits = self.socket_connect_timeout,self.socket_timeout
+        connect,limits = super()._connect,(self.socket_connect_timeout,self.socket_timeout)
         try:
             self.socket_connect_timeout = _limited(limits[0])
             self.socket_timeout = _limited(limits[1])   # of the TLS handshake
             if self.socket_timeout is not None and self.socket_timeout<=0: raise socket.timeout('the time is over')
-            sock = _TimedSocket(self._found_and_connected())
+            is_found = self.socket_timeout is None or self.host is None or _is_address(self.host)
+            sock = _TimedSocket(connect() if is_found else call_in_thread(connect, self.socket_timeout))
         finally: self.socket_connect_timeout,self.socket_timeout = limits
         sock.settimeout(self.socket_timeout)
         return sock
-
-    def _found_and_connected(self):
-        """The connected socket of redis-py
-
-        If there is a `socket_timeout`, and the name of the host has to be looked up, redis-py connects in a thread,
-        since a look-up cannot be limited. Then it raises `DeadlinePassed` when the time is over."""
-        connect = super()._connect
-        if self.socket_timeout is None or self.host is None or _is_address(self.host): return connect()
-        return call_in_thread(connect, self.socket_timeout)
 
 class _Connection(_Timed, redis.Connection): pass
 class _TLSConnection(_Timed, redis.SSLConnection): pass
@@ -278,7 +256,7 @@ def _exchange(requests):
         for pool,commands in requests:
             connection = pool.get_connection()
             connections.append((pool, connection))
-            connection.send_packed_command([b''.join([part for c in commands for part in _packer.pack(*c)])])
+            _send(connection, commands)
         return [[_read_reply(connection) for _ in commands]
                 for (_,connection),(_,commands) in zip(connections, requests)]
     except BaseException:   # also if this thread is interrupted: the next call must not read the rest of these replies
@@ -286,6 +264,9 @@ def _exchange(requests):
         raise
     finally:
         for pool,connection in connections: pool.release(connection)
+
+def _send(connection, commands):
+    connection.send_packed_command([b''.join([part for c in commands for part in _packer.pack(*c)])])
 
 def _read_reply(connection):
     try: return connection.read_response()
@@ -349,9 +330,11 @@ class SingleServer:
         "A client for each server that accepts writes"
         return [self.client]
 
-    def memory(self)->list:
-        "What `INFO memory` of each of them says, a list of dicts"
-        return [master.info('memory') for master in self.masters()]
+    def info(self,
+        section:str # 'memory', 'server', …
+    )->list: # Of dicts
+        "What `INFO` of each of them says"
+        return [master.info(section) for master in self.masters()]
 
     def send(self,
         commands:list, # Of tuples: the name of a command, its key, and further arguments; `BITFIELD_RO`: see `_Packer`
@@ -367,6 +350,36 @@ class SingleServer:
             if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
             self._replica,self._looks_again = None,monotonic()+self.pause
         return self._ask_masters(commands)
+
+    def transact(self,
+        watch:list, # Keys, all on one server
+        reads:list, # Commands that read, as those of `send`
+        choose # `choose(*replies)`, the replies to `reads`, returns the commands to run; may be called again
+    )->bool: # Has `choose` returned commands, or an empty list?
+        """Runs commands in one transaction that depends on what it reads before; again if others change `watch`
+
+        If `choose` returns `None` or an empty list, nothing is run. Raises errors of redis-py, also of a command."""
+        pool = self.node_client(watch[0]).connection_pool
+        connection = pool.get_connection()
+        def ask(*commands):
+            _send(connection, commands)
+            replies = [_read_reply(connection) for _ in commands]
+            check_replies(commands, replies)
+            return replies
+        try:
+            while True:
+                commands = choose(*ask(('WATCH', *watch), *reads)[1:])
+                if not commands:
+                    ask(('UNWATCH',))
+                    return commands is not None
+                *_,replies = ask(('MULTI',), *commands, ('EXEC',))
+                if replies is None: continue   # others have changed one of the keys
+                check_replies(commands, replies)
+                return True
+        except BaseException:   # as in `_exchange`
+            connection.disconnect()
+            raise
+        finally: pool.release(connection)
 
     def _ask_masters(self, commands):
         "The replies of the masters, as those of `send`"
@@ -540,19 +553,3 @@ def _connect_read_only(connection):
     connection.on_connect()
     connection.send_command('READONLY')
     connection.read_response()
-
-# --- The servers behind a URL
-
-def open_servers(
-    url:str, # See `RedisLink`, without the password
-    options:dict, # For redis-py, see `as_options`
-    sentinel_secret:str=None, # As in `SentinelServers`
-    cluster_nodes:list=None # Nodes of the cluster that are known, `(host, port)`; `None`: it is no cluster
-)->SingleServer:
-    """The servers that `url` names: `SentinelServers`, `ClusterServers`, or a `SingleServer`
-
-    Sentinels or a node of the cluster are asked for the servers at once; a single server is connected to when it is
-    used. Raises errors of redis-py, and `ValueError` if the URL of sentinels has no name."""
-    if '+sentinel' in urlsplit(url).scheme: return SentinelServers(url, options, sentinel_secret)
-    if cluster_nodes: return ClusterServers(url, options, cluster_nodes)
-    return SingleServer(url, options)

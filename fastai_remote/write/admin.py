@@ -5,6 +5,7 @@ Docs: page `write/admin`"""
 import re
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 from ..core import (
     CorruptSample, Manifest, MAX_MANIFEST, seal, StoreBusy, StoreError, StoreExists, StoreNotFound, UnsupportedFormat)
@@ -15,7 +16,7 @@ from ..store.shard_index import INDEX_FOLDER, ShardManifest
 from ..store.storage import Storage
 from .folder_place import FolderPlace, LOCK_FILE, owns_labels, PLAN_FILE, remove_link
 from .redis_place import (
-    entries_of_dataset, IngestKeys, INGESTS_KEY, queue_forget, RedisPlace, RENAMED, watched_transaction)
+    entries_of_dataset, forget_commands, IngestKeys, INGESTS_KEY, RedisPlace, RENAMED)
 
 # --- Redis
 #
@@ -87,23 +88,18 @@ def _switch_name(link, old, new, manifest):
     Both places hold their locks. An unfinished ingest of the old name stays there, with its entries of the register. It
     is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`, `CorruptSample`."""
     register = entries_of_dataset(old)
-    def appear(pipe):
-        pipe.set(new.keys.manifest, replace(manifest, name=new.name).to_json())
-        if register: pipe.hset(new.keys.register, mapping=register)
+    appear = [('SET', new.keys.manifest, replace(manifest, name=new.name).to_json())]
+    if register: appear.append(('HSET', new.keys.register, *chain.from_iterable(register.items())))
     if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, appear, register)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
-    def attempt(pipe):
-        old_token,new_token,there,plan = pipe.mget(watched)
-        if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
+    names = ('SREM', NAMES_KEY, old.name),('SADD', NAMES_KEY, new.name)
+    def choose(replies):
+        old_token,new_token,there,plan = replies
+        if _is_renamed(link, new.name, manifest, there, plan): return None   # the reply was lost
         if (old_token,new_token)!=(old.lock.token,new.lock.token):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
-        pipe.multi()
-        appear(pipe)
-        queue_forget(pipe, old.keys, register)
-        pipe.srem(NAMES_KEY, old.name)
-        pipe.sadd(NAMES_KEY, new.name)
-        pipe.execute()
-    link.call(lambda client: watched_transaction(client, watched, attempt))
+        return [*appear, *forget_commands(old.keys, register), *names]
+    link.transact(watched, [('MGET', *watched)], choose)
 
 def _is_renamed(link, name, manifest, there, plan):
     """Returns whether `manifest` is under its new name `name`; raises `StoreExists` if something else is there
@@ -120,14 +116,11 @@ def _switch_in_cluster(link, old, new, manifest, appear, register):
     For a moment the dataset has both names. If it is interrupted, the next change of either finishes it."""
     there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
     note = seal(dict(ranges=[], old=old.name, new=new.name, uid=manifest.uid))
-    def appear_noted(pipe):
-        appear(pipe)
-        pipe.hset(new.keys.register, RENAMED, note)
     if not _is_renamed(link, new.name, manifest, there, plan):
-        old.lock.transaction(lambda pipe: pipe.hset(old.keys.register, RENAMED, note))
-        new.lock.transaction(appear_noted, add=[NAMES_KEY])
-    old.lock.transaction(lambda pipe: queue_forget(pipe, old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
-    new.lock.transaction(lambda pipe: pipe.hdel(new.keys.register, RENAMED))
+        old.lock.transaction([('HSET', old.keys.register, RENAMED, note)])
+        new.lock.transaction([*appear, ('HSET', new.keys.register, RENAMED, note)], add=[NAMES_KEY])
+    old.lock.transaction(forget_commands(old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
+    new.lock.transaction([('HDEL', new.keys.register, RENAMED)])
 
 # --- Delete
 

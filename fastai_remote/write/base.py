@@ -257,7 +257,7 @@ class Writer:
         released."""
         self.place.take()
         try:
-            dataset,earlier = self._found(overwrite)
+            dataset,earlier = self.found(overwrite)
             self.check_dataset(dataset, overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
             if earlier and earlier['signature']!=plan['signature']:
@@ -276,10 +276,10 @@ class Writer:
                            'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; '
                            f'repeat that one to finish it, or {self.how_to_replace()} drops it')
 
-    def _found(self, overwrite):
-        """Removes what nobody needs; returns the manifest of the dataset that is there, and the plan of an ingest
-
-        Either may be `None`. With `overwrite`, damaged ones count as none, where they can be replaced."""
+    def found(self,
+        overwrite:bool=False # Do a damaged manifest and a damaged plan count as none, where they can be replaced?
+    )->tuple: # The manifest of the dataset that is there, and the plan of an ingest; either may be `None`
+        "Removes what nobody needs, and returns what is there; the lock must be held"
         place = self.place
         place.check()
         place.clean_up()
@@ -375,9 +375,9 @@ class Writer:
     )->Manifest: # Of the new version
         """Makes the dataset that was written visible, or the version that `change` makes of `base`
 
-        What is not needed any more is removed. Raises what `check_dataset` and `Place.publish` raise."""
+        What is not needed any more is removed. The lock has been held since `check_dataset` found that `base` is the
+        version that is there. Raises what `Place.publish` raises."""
         if self.change is None: return self.place.publish(parts[0].manifest, tables, run)
-        self.check_dataset(self.place.committed(), False)
         version = self.new_version()
         self.change.apply(version, parts)
         manifest,more = version.finish()
@@ -476,10 +476,9 @@ def revise(
     an unfinished ingest, or as `Place.check`."""
     writer.base.check_version(is_missing=True)   # where there is no dataset any more, no lock is made either
     with writer.place.locked():
-        writer.place.check()
-        writer.check_dataset(writer.place.committed(), False)
-        writer.place.clean_up()
-        if writer.place.plan(): raise writer.other_ingest()
+        dataset,plan = writer.found()
+        writer.check_dataset(dataset, False)
+        if plan: raise writer.other_ingest()
         run = writer.server_run()
         try: writer.publish([writer.write_part(new, run) for new in values], {}, run)
         except Exception:

@@ -389,6 +389,7 @@ class FolderPlace(Place):
         self.name,self.url = check_name(name or storage.name),storage.url
         self.lock = FolderLock(self.hidden, url=storage.url)
         self.next_generation = 1 # The first one whose files no process that may still run can write
+        self._read = None # While the lock is held: a list with what `committed` has read, if it has
 
     @property
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
@@ -397,19 +398,25 @@ class FolderPlace(Place):
     def take(self):
         _ = self.storage.fs   # so that the error of an address that cannot be opened names this folder
         self.lock.take(self.progress)
+        self._read = []   # nobody else changes it until `close`, and all that writes checks the lock
 
     def close(self):
         "Releases the lock; errors of the storage are ignored"
+        self._read = None
         self.lock.close()
         if self.storage.local:
             with suppress(OSError): os.rmdir(self.hidden.path())   # raised if it is not there, or not empty
 
     def committed(self, accept_damage=False)->ShardManifest:
-        content = 'manifest.json',MAX_MANIFEST
-        try: return ShardManifest.from_json(self.storage.read(*content), f'{self.url}/manifest.json')
-        except FileNotFoundError: return None
+        if self._read: return self._read[0]
+        try:
+            content = self.storage.read('manifest.json', MAX_MANIFEST)
+            manifest = ShardManifest.from_json(content, f'{self.url}/manifest.json')
+        except FileNotFoundError: manifest = None
         except UnsupportedFormat as e:
             raise UnsupportedFormat(f'{e}; if another tool wrote it, choose another folder') from None
+        if self._read is not None: self._read.append(manifest)
+        return manifest
 
     def plan(self): return self._plan(self.committed())
     def _plan(self, dataset):
@@ -560,6 +567,7 @@ class FolderPlace(Place):
     def remove_all(self):
         "Removes a dataset, the state of an ingest, its lock, and empty folders"
         self._remove(self.storage, ['manifest.json'])
+        self._read = []
         if not self.foreign: self._remove_for_others()
         self.clean_up(drop=True)
         self._remove(self.hidden, [LOCK_FILE])
@@ -593,6 +601,7 @@ class FolderPlace(Place):
         with self.lock.publishing():
             if manifest.prefix: self._write_for_others(manifest)
             for name,table in tables.items(): self.hidden.write(name, table)
+            self._read = []
             self.storage.write('manifest.json', content)
         with suppress(StoreBusy): self.clean_up()   # who has taken over since removes what nobody needs
         return manifest

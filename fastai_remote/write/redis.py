@@ -28,89 +28,76 @@ def label_hash(
     labels:list # Labels, `str`
 )->np.ndarray: # `int64`, shape `(len(labels),)`
     "Returns a 64-bit hash of each label (BLAKE2b), as which it is staged"
-    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
-    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
+    digests = b''.join(hashlib.blake2b(label.encode(), digest_size=8).digest() for label in labels)
+    return np.frombuffer(digests, '>i8').astype(np.int64)
 
-class RedisLabels:
-    "Gives the labels of a dataset their codes, when its ingest is committed"
-    def __init__(self,
-        place:RedisPlace, # Of the dataset; its lock is held
-        plan:dict, # The plan
-        gaps:GapTable, # Of all places
-        run:str # As in `RedisPlace.publish`
-    ):
-        self.place,self.plan,self.gaps,self.run = place,plan,gaps,run
-        self.layout = key_layout(plan['prefix'], plan['tags'])
+def write_codes(
+    writer, # A `RedisWriter` that holds the lock
+    field:str, # Whose labels are staged
+    dtype:str, # Of the codes
+    vocab:list, # Labels in the order of their codes; `None`: integers that are stored as they are
+    gaps:GapTable, # Of all places
+    run:str # As in `RedisPlace.publish`
+)->tuple: # Number of samples of each label, int64; places of samples whose label is not in `vocab`, int64
+    """Writes the codes of a field; raises `CorruptSample` for damaged labels, and `StoreError` for lost ones
 
-    def encode(self,
-        field:str, # Whose labels are staged
-        dtype:str, # Of the codes
-        vocab:list # Labels in the order of their codes; `None`: integers that are stored as they are
-    )->tuple: # Number of samples of each label, int64; places of samples whose label is not in `vocab`, int64
-        """Writes the codes of a field; raises `CorruptSample` for damaged labels, and `StoreError` for lost ones
+    A label that is in no record was written by another attempt than the one that has recorded its chunk. Raises
+    `ValueError` if two labels have the same hash."""
+    layout,plan,lock = writer.layout,writer.plan,writer.place.lock
+    # codes of an earlier commit that did not end: it may have had a wider type
+    keys = [layout.packed(field, key_number) for key_number in range((plan['n']>>KEY_BITS)+1)]
+    lock.write([('UNLINK', key) for key in keys], run)
+    spec,counts,unknown = plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
+    encode = _encoder(writer.name, field, dtype, vocab)
+    for places,staged in _staged(writer, field, gaps):
+        codes,is_known = encode(staged)
+        unknown.append(places[~is_known])
+        first,stop = int(places[0]),int(places[-1])+1
+        whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
+        whole[places-first] = codes
+        lock.write(packed_writes(layout, field, dtype, np.arange(first, stop), whole, spec.get('check')), run)
+        if len(counts): counts += np.bincount(codes, minlength=len(counts))
+    return counts,np.concatenate(unknown)
 
-        A label that is in no record was written by another attempt than the one that has recorded its chunk. Raises
-        `ValueError` if two labels have the same hash."""
-        # codes of an earlier commit that did not end: it may have had a wider type
-        keys = [self.layout.packed(field, key_number) for key_number in range((self.plan['n']>>KEY_BITS)+1)]
-        self.place.lock.write([('UNLINK', key) for key in keys], self.run)
-        spec,counts,unknown = self.plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
-        encode = self._encoder(field, dtype, vocab)
-        for places,staged in self._staged(field):
-            codes,is_known = encode(staged)
-            unknown.append(places[~is_known])
-            first,stop = int(places[0]),int(places[-1])+1
-            whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
-            whole[places-first] = codes
-            commands = packed_writes(self.layout, field, dtype, np.arange(first, stop), whole, spec.get('check'))
-            self.place.lock.write(commands, self.run)
-            if len(counts): counts += np.bincount(codes, minlength=len(counts))
-        return counts,np.concatenate(unknown)
+def _encoder(name, field, dtype, vocab):
+    """Returns a function that returns, for an array of staged values, their codes, and which of them have one
 
-    def _encoder(self, field, dtype, vocab):
-        "Returns a function that returns, for an array of staged values, their codes, and which of them have one"
-        if vocab is None:
-            limits = np.iinfo(dtype)
-            return lambda values: (values, (values>=limits.min)&(values<=limits.max))
-        hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
-        order = np.argsort(hashes)
-        sorted_hashes = hashes[order]
-        if len(np.unique(hashes))<len(hashes):
-            raise ValueError(f'{self.place.name}: two labels of field {field!r} have the same hash; '
-                             'name all labels in vocab=')
-        def encode(values):
-            at = np.searchsorted(sorted_hashes, values).clip(max=len(order)-1)
-            return order[at],sorted_hashes[at]==values
-        return encode
+    `name` is that of the dataset; the others are as in `write_codes`."""
+    if vocab is None:
+        limits = np.iinfo(dtype)
+        return lambda values: (values, (values>=limits.min)&(values<=limits.max))
+    hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
+    order = np.argsort(hashes)
+    sorted_hashes = hashes[order]
+    if len(np.unique(hashes))<len(hashes):
+        raise ValueError(f'{name}: two labels of field {field!r} have the same hash; name all labels in vocab=')
+    def encode(values):
+        at = np.searchsorted(sorted_hashes, values).clip(max=len(order)-1)
+        return order[at],sorted_hashes[at]==values
+    return encode
 
-    def _staged(self, field, step=1<<19):
-        """Returns an iterator of `(places, values)`, arrays, over the staged values of all samples, in parts
+def _staged(writer, field, gaps, step=1<<19):
+    """Returns an iterator of `(places, values)`, arrays, over the staged values of all samples, in parts
 
-        A part has the samples of `step` places; `step` divides `2**KEY_BITS`, as a part is read from one key. Parts
-        without samples are left out. When iterated, raises `CorruptSample` for a value that does not match its
-        checksum, and `StoreError` if values are lost."""
-        gaps = self.gaps
-        starts = np.arange(0, gaps.n_places+step, step).clip(max=gaps.n_places)
-        numbers = gaps.samples_before(starts).tolist()
-        for first,stop in zip(numbers, numbers[1:]):
-            if first==stop: continue
-            places = gaps.places(np.arange(first, stop))
-            yield places,self._read_staged(field, places)
-
-    def _read_staged(self, field, places):
-        "Returns the staged values of `places`, all in one key; raises as `_staged`"
-        spec,crcs = self.plan['fields'][field],np.zeros(len(places), np.uint32)
-        commands,reads = packed_reads(self.layout, f'{field}~', spec['dtype'], places, spec['check'])
-        replies = iter(self.place.link.send(commands))
-        values,missing = unpack_replies(reads, replies, spec['dtype'], len(places), crcs)
-        advice = f'{self.place.how_to_abandon} drops what is there, then ingest again'
-        if missing: raise StoreError(f'{self.place.name}: the server lost values of {field!r}: {advice}')
-        bad = np.flatnonzero(packed_crcs(values, places)!=crcs)
-        if not len(bad): return values
-        at = int(places[bad[0]])
-        key,offset = self.layout.packed(f'{field}~', at>>KEY_BITS),(at&((1<<KEY_BITS)-1))*element_size(spec)
-        raise CorruptSample(f'{self.place.name}: the value of {field!r} for sample {at}, in key {key} at byte '
-                            f'{offset:,}, in {self.place.url} is damaged: {advice}')
+    A part has the samples of `step` places; `step` divides `2**KEY_BITS`, as a part is read from one key. Parts
+    without samples are left out. When iterated, raises `CorruptSample` for a value that does not match its checksum,
+    and `StoreError` if values are lost."""
+    layout,spec = writer.layout,writer.plan['fields'][field]
+    advice = f'{writer.place.how_to_abandon} drops what is there, then ingest again'
+    starts = np.arange(0, gaps.n_places+step, step).clip(max=gaps.n_places)
+    numbers = gaps.samples_before(starts).tolist()
+    for first,stop in zip(numbers, numbers[1:]):
+        if first==stop: continue
+        places,crcs = gaps.places(np.arange(first, stop)),np.zeros(stop-first, np.uint32)
+        commands,reads = packed_reads(layout, f'{field}~', spec['dtype'], places, spec['check'])
+        values,missing = unpack_replies(reads, iter(writer.link.send(commands)), spec['dtype'], len(places), crcs)
+        if missing: raise StoreError(f'{writer.name}: the server lost values of {field!r}: {advice}')
+        bad = places[packed_crcs(values, places)!=crcs].tolist()
+        if bad:
+            key,offset = layout.packed(f'{field}~', bad[0]>>KEY_BITS),(bad[0]&((1<<KEY_BITS)-1))*element_size(spec)
+            raise CorruptSample(f'{writer.name}: the value of {field!r} for sample {bad[0]}, in key {key} at byte '
+                                f'{offset:,}, in {writer.url} is damaged: {advice}')
+        yield places,values
 
 # --- Lost values
 #
@@ -339,15 +326,14 @@ class RedisWriter(Writer):
         Raises `ServerRestarted`, `StoreBusy`."""
         lock,keys = self.place.lock,self.place.keys
         key = keys.record(self.plan, chunk)
-        def queue(p):
-            p.set(key, seal({**record, 'chunk':chunk}))
-            # a record that was damaged, or whose values were lost, may have had others
-            if failures: p.hset(self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
-            else: p.hdel(self.layout.failures, chunk)
-        def is_first(p):
-            if not p.exists(keys.plan): raise lock.lost()   # the ingest has ended
-            return not p.exists(key)
-        lock.transaction(queue, run, watch=(key, keys.plan), when=is_first)
+        # without failures: a record that was damaged, or whose values were lost, may have had some
+        told = ('HSET', self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
+        commands = [('SET', key, seal({**record, 'chunk':chunk})),
+                    told if failures else ('HDEL', self.layout.failures, chunk)]
+        def is_first(has_plan, has_record):
+            if not has_plan: raise lock.lost()   # the ingest has ended
+            return not has_record
+        lock.transaction(commands, run, reads=[('EXISTS', keys.plan), ('EXISTS', key)], when=is_first)
 
     def _forget_chunks(self, chunks, run=None):
         "Removes the records of `chunks`, so that they are written again"
@@ -389,7 +375,7 @@ class RedisWriter(Writer):
         replies = self.link.send([('MEMORY USAGE', key) for field in blob_fields
                                   for key in layout.values(field, numbers)],
                                  strict=False)
-        try: memory = self.link.memory()
+        try: memory = self.link.info('memory')
         except StoreError: memory = []
         # 16 bytes more per key, for its entry in the table of keys, whose size is doubled when it is full
         sizes = [size+16 for size in replies if isinstance(size, int)]
@@ -432,10 +418,9 @@ class RedisWriter(Writer):
 
     def _encode_labels(self, manifest, gaps, run):
         "Writes the codes of staged labels, by the vocabularies of `manifest`, and counts them; raises as `commit`"
-        labels = RedisLabels(self.place, self.plan, gaps, run)
         for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
             vocab = manifest.vocab.get(field)
-            counts,unknown = labels.encode(field, manifest.fields[field]['dtype'], vocab)
+            counts,unknown = write_codes(self, field, manifest.fields[field]['dtype'], vocab, gaps, run)
             self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
             if vocab is not None: manifest.counts[field] = counts.tolist()
 
@@ -454,7 +439,7 @@ class RedisWriter(Writer):
 
         It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and
         has dropped keys."""
-        has_all = not self.plan['tags'] and not self.link.call(lambda c: c.info('stats').get('evicted_keys', 0))
+        has_all = not self.plan['tags'] and not self.link.info('stats')[0].get('evicted_keys', 0)
         if has_all: return iter(())
         return lost_of_range(self.link, self.layout, self.plan['fields'], n, gaps)
 

@@ -2,9 +2,10 @@
 
 Docs: page `write/redis_place`"""
 
-import json, os, threading, uuid, warnings
+import json, os, re, threading, uuid, warnings
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from itertools import chain
 
 import numpy as np
 import redis
@@ -112,15 +113,9 @@ def with_checks(
     """Returns a copy of `fields`, with `check` in the entry of each fixed-width field: a checksum follows each value
 
     A field `FIELD.crc`, which has the checksums of `FIELD`, gets none."""
-    def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
-    return {field:spec if spec['dtype'] is None or is_checksum(field) else {**spec, 'check':'u4'}
+    checksums = {f'{field}.crc' for field in fields}
+    return {field:spec if spec['dtype'] is None or field in checksums else {**spec, 'check':'u4'}
             for field,spec in fields.items()}
-
-def _split_runs(numbers):
-    "The runs of consecutive `numbers`, ascending and not empty, whose packed values are in one key: index arrays"
-    key_of = numbers>>KEY_BITS
-    is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
-    return np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1)
 
 def packed_writes(
     layout, # `key_layout` of what is written
@@ -138,8 +133,9 @@ def packed_writes(
         elements['value'] = values
         elements['crc'] = packed_crcs(values, np.asarray(numbers, np.int64))
     else: elements = values.astype(dtype.newbyteorder('>'))
-    commands = []
-    for run in _split_runs(numbers):
+    commands,key_of = [],numbers>>KEY_BITS
+    is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
+    for run in np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1):   # of consecutive numbers, in one key
         start = int(numbers[run[0]])
         offset = (start&((1<<KEY_BITS)-1))*elements.itemsize
         commands.append(('SETRANGE', layout.packed(field, start>>KEY_BITS), offset, elements[run].tobytes()))
@@ -155,22 +151,6 @@ def parse_record(
     try: record = unseal(stored)
     except ValueError: return None
     return record if record.get('chunk')==chunk else None
-
-def watched_transaction(
-    client, # A `redis.Redis`
-    keys, # Keys that must not change meanwhile
-    attempt # `attempt(pipeline)` reads, and may then call `multi`, queue commands and `execute`; may be called again
-): # What `attempt` returns
-    "Runs a transaction that depends on what it reads, again whenever one of `keys` was changed by others meanwhile"
-    while True:
-        with client.pipeline() as p:
-            try:
-                p.watch(*keys)
-                return attempt(p)
-            except redis.WatchError as e:
-                # redis-py reports a connection that was lost between `WATCH` and `EXEC` by the same class of error.
-                # `RedisLink.call` repeats it, with pauses, and ends at its deadline.
-                if 'variable changed' not in str(e): raise redis.ConnectionError(str(e)) from e
 
 def parse_lock(
     token:bytes # What the lock holds
@@ -224,16 +204,13 @@ class RedisLock:
 
         A lock that was left by a process of this machine that has ended is replaced. `progress` is as in `take`."""
         key = self.keys.lock
-        def acquire(client):
-            is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
-            return is_new or client.get(key)==self.token   # a reply may have been lost
         for _ in range(3):
-            if self.link.call(acquire): break
-            other_token = self.link.call(lambda c: c.get(key))
-            if other_token is None: continue   # just released
-            holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
-            if holder['host']!=host_id() or _is_held(other_token, holder['pid']): raise self._busy(holder, progress)
-            self._transaction_if(other_token, lambda p: p.delete(key))
+            _,token = self.link.send([('SET', key, self.token, 'NX', 'EX', LEASE_SECONDS), ('GET', key)])
+            if token==self.token: break
+            if token is None: continue   # just released
+            holder = parse_lock(token)   # a damaged one is waited for, until its lease ends
+            if holder['host']!=host_id() or _is_held(token, holder['pid']): raise self._busy(holder, progress)
+            self._transaction_if(token, [('DEL', key)])
         else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands; try again')
 
     def _busy(self, holder, progress):
@@ -252,7 +229,7 @@ class RedisLock:
         "Runs in a thread: renews the lease regularly until the event `stop` is set"
         key = self.keys.lock
         while not wait(stop, LEASE_SECONDS/3):
-            try: self._transaction_if(self.token, lambda p: p.expire(key, LEASE_SECONDS))
+            try: self._transaction_if(self.token, [('EXPIRE', key, LEASE_SECONDS)])
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
@@ -261,13 +238,11 @@ class RedisLock:
         Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
         self.stop.set()
         held_locks.discard(self.token)
-        def release(_): self._transaction_if(self.token, lambda p: p.delete(self.keys.lock))
-        self.link.call(release, timeout=min(self.link.timeout, 5.))
+        self._transaction_if(self.token, [('DEL', self.keys.lock)], timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters, with commas"
-        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
-        return self.link.call(read)
+        return ','.join(server.get('run_id', '') for server in self.link.info('server'))
 
     def lost(self)->StoreBusy:
         "Returns the error for a write without the lock"
@@ -276,52 +251,45 @@ class RedisLock:
 
     # --- Transactions
 
-    # A transaction reads a key and then queues commands, which the server runs only if the key has not changed
-    # meanwhile.
+    # A transaction reads keys, and then the server runs commands only if these keys have not changed meanwhile.
 
-    def _transaction_if(self, token, queue, run=None, watch=(), when=None):
-        """Does what `transaction` does, only if the lock holds `token`; returns `False` if it does not
+    def _transaction_if(self, token, commands, run=None, reads=(), when=None, timeout=None):
+        """Does what `transaction` does, only if the lock holds `token`; returns whether it does
 
-        In a cluster, the sets of names are left to `transaction`."""
-        key = self.keys.lock
+        In a cluster, the sets of names are left to `transaction`. `timeout` is as in `RedisLink.call`."""
         restarted = ServerRestarted(f'{self.link.url}: the server restarted while {self.name!r} was written; '
                                 'repeat the same call to go on')
         if run is not None and self.tags and self.server_run()!=run: raise restarted
-        def attempt(p):
-            if p.get(key)!=token: return False
-            if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
-            if when is not None and not when(p): return True
-            p.multi()
-            queue(p)
-            return p.execute() or True
-        return self.link.call(lambda client: watched_transaction(client, [key, *watch], attempt), key=key)
+        asked = [('GET', self.keys.lock), ('INFO', 'server')] if run is not None else [('GET', self.keys.lock)]
+        def choose(held, *replies):
+            if held!=token: return None
+            if run is not None:
+                server,*replies = replies
+                run_id = re.search(rb'^run_id:(\w*)', server, re.M)
+                if not run_id or run_id[1].decode() not in run.split(','): raise restarted
+            return commands if when is None or when(*replies) else []
+        watch = [self.keys.lock, *(key for _,key in reads)]
+        return self.link.transact(watch, [*asked, *reads], choose, timeout)
 
     def transaction(self,
-        queue, # `queue(pipeline)` queues the commands; may be called again
+        commands:list, # Tuples: the name of a command, its key, and further arguments; none: only checks the lock
         run:str=None, # The `server_run` that must still be the current one; default: any
         add=(), # Keys of sets of names that hold the name of the dataset afterwards
         discard=(), # Keys of sets of names that do not hold it afterwards
-        watch=(), # More keys on the same server, whose changes by others repeat the call
-        when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
-    ): # The list of replies; `True` if it is empty, or `when` returned a false value
+        reads=(), # Commands `(name, key)` for the same server; it reads again if others change these keys meanwhile
+        when=None # `when(*replies to reads)`: returns whether to run the commands; default: always
+    ):
         """Runs commands in one transaction while the lock is held
 
         Raises `StoreBusy` if it is not, and `ServerRestarted` if `run` has ended.
 
         In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
         transaction."""
-        def queue_all(p):
-            queue(p)
-            if self.tags: return
-            for key in add: p.sadd(key, self.name)
-            for key in discard: p.srem(key, self.name)
-        if self.tags:
-            for key in add: self.link.call(lambda c: c.sadd(key, self.name))
-        replies = self._transaction_if(self.token, queue_all, run, watch, when)
-        if not replies: raise self.lost()
-        if self.tags:
-            for key in discard: self.link.call(lambda c: c.srem(key, self.name))
-        return replies
+        added,discarded = [('SADD', key, self.name) for key in add],[('SREM', key, self.name) for key in discard]
+        if self.tags: self.link.send(added)
+        else: commands = [*commands, *added, *discarded]
+        if not self._transaction_if(self.token, commands, run, reads, when): raise self.lost()
+        if self.tags: self.link.send(discarded)
 
     # --- Writes
 
@@ -341,9 +309,7 @@ class RedisLock:
         home,others = [],[]
         for command in commands: (home if not self.tags or self.is_home(command[1]) else others).append(command)
         self.link.send(others)
-        def queue(p):
-            for command in home: p.execute_command(*command)
-        if home: self.transaction(queue, run)
+        if home: self.transaction(home, run)
 
     def unlink(self,
         keys:list, # Names that begin alike, up to a number
@@ -353,7 +319,7 @@ class RedisLock:
 
         In a cluster, the lock is checked before."""
         if not self.tags: return self.write([('UNLINK', *keys)], run)
-        self.transaction(lambda p: p.exists(self.keys.lock), run)
+        self.transaction([], run)
         # keys without a hash tag are of a dataset that was written before the cluster was
         self.link.send([('UNLINK', *keys)] if keys[0][0]=='{' else [('UNLINK', key) for key in keys])
 
@@ -433,16 +399,12 @@ class RedisPlace(Place):
 
     def check(self):
         "Raises `StoreError` if the server may drop keys, and `StoreExists` if the dataset was moved, as `check_home`"
-        self._check_eviction()
-        self.check_home()
-
-    def _check_eviction(self):
-        "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
-        for memory in self.link.memory():
+        for memory in self.link.info('memory'):
             policy = memory.get('maxmemory_policy', '')
             if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
             raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
                          'set noeviction before an ingest')
+        self.check_home()
 
     def check_home(self):
         """Raises `StoreExists` if the dataset was moved from a single server to a cluster, or the other way round
@@ -484,7 +446,7 @@ class RedisPlace(Place):
         "Registers the keys of a part before it is written, without a plan; raises `StoreBusy`"
         part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.lock.tags, fields=with_checks(fields))
         keys = value_keys(key_layout(part['prefix'], part['tags']), part['fields'], n)
-        self.lock.transaction(lambda p: _register(p, self.keys, {part['prefix']:keys}))
+        self.lock.transaction([_register(self.keys, {part['prefix']:keys})])
         return part
 
     def store_plan(self,
@@ -495,17 +457,14 @@ class RedisPlace(Place):
         layout = key_layout(plan['prefix'], plan['tags'])
         written = {plan['prefix']:value_keys(layout, plan['fields'], plan['n']),
                    plan['id']:state_keys(self.keys, layout, plan)}
-        def queue(p):
-            p.set(self.keys.plan, seal(plan))
-            _register(p, self.keys, written)
-        self.lock.transaction(queue, add=add)
+        self.lock.transaction([('SET', self.keys.plan, seal(plan)), _register(self.keys, written)], add=add)
 
     def drop_plan(self):
         """Makes an unfinished ingest impossible to continue and to publish, and removes what it wrote; raises
         `StoreBusy`"""
         try: plan = self.plan()
         except CorruptSample: plan = None
-        self.lock.transaction(lambda p: p.delete(self.keys.plan), discard=[INGESTS_KEY])
+        self.lock.transaction([('DEL', self.keys.plan)], discard=[INGESTS_KEY])
         self.clean_up(dropped=(plan['id'],plan['prefix']) if plan else ())
 
     def clean_up(self,
@@ -518,7 +477,7 @@ class RedisPlace(Place):
         If the manifest or the plan is damaged, nobody knows what they need, and only `dropped` is removed. Raises
         `ServerRestarted` if the server restarts meanwhile: it may have come back with an older state, which may need
         these keys. Raises `StoreBusy`."""
-        self.finish_rename()
+        if self.lock.tags: self.finish_rename()
         run = self.lock.server_run()
         register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
         if not (register or self.lock.tags): return False
@@ -536,7 +495,7 @@ class RedisPlace(Place):
                 numbers = range(first, stop, every)
                 for k in range(0, len(numbers), step):
                     self.lock.unlink([f'{start}{number}' for number in numbers[k:k+step]], run)
-            self.lock.transaction(lambda p: p.hdel(self.keys.register, entry), run)
+            self.lock.transaction([('HDEL', self.keys.register, entry)], run)
         return bool(unneeded)
 
     def finish_rename(self):
@@ -544,7 +503,6 @@ class RedisPlace(Place):
         held
 
         Otherwise, who removes the dataset of one name would remove that of the other. Raises `StoreBusy`."""
-        if not self.lock.tags: return
         stored = self.link.call(lambda c: c.hgetall(self.keys.register)).get(RENAMED.encode())
         try: names = [unseal(stored)[key] for key in ('old','new')] if stored else []
         except (ValueError,KeyError): return   # `clean_up` warns of it
@@ -554,8 +512,8 @@ class RedisPlace(Place):
         if all(getattr(place.committed(True), 'uid', None)==uid for place in (old,new)):
             with nullcontext() if old is self else old.locked():
                 entries = entries_of_dataset(old)
-                old.lock.transaction(lambda p: queue_forget(p, old.keys, entries), discard=[NAMES_KEY])
-        self.lock.transaction(lambda p: p.hdel(self.keys.register, RENAMED))
+                old.lock.transaction(forget_commands(old.keys, entries), discard=[NAMES_KEY])
+        self.lock.transaction([('HDEL', self.keys.register, RENAMED)])
 
     def _ranges(self, entry, stored):
         """Returns the ranges of keys in an entry of the register, as `value_keys` does; `None`, with a warning, if
@@ -584,19 +542,18 @@ class RedisPlace(Place):
         """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
         Raises `StoreBusy`, and `ServerRestarted` if the server has lost the new version."""
-        last = self.committed(accept_damage=True)
+        last = version.store.manifest if version else self.committed(accept_damage=True)
         manifest.generation = 1+(last.generation if last else 0)
         before,dropped = ([*version.before, *_run_tables(last)],version.dropped) if version else ([],[])
         entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
         entries = {entry:list(ranges) for entry,ranges in entries.items() if ranges}
-        def queue(p):
-            for key,content in tables.items(): p.set(key, content)
-            p.set(self.keys.manifest, manifest.stamp().to_json())
-            if before: p.hdel(self.keys.register, last.uid)   # the keys that it names are among those of `before`
-            if entries: _register(p, self.keys, entries)
-            p.delete(self.keys.plan)
-        self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
-        self._wait_for_replicas()
+        commands = [('SET', key, content) for key,content in tables.items()]
+        commands += [('SET', self.keys.manifest, manifest.stamp().to_json()), ('DEL', self.keys.plan)]
+        # the keys that the entry of the last version names are among those of `before`
+        if before: commands.append(('HDEL', self.keys.register, last.uid))
+        if entries: commands.append(_register(self.keys, entries))
+        self.lock.transaction(commands, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
+        if self.link.is_sentinel: self._wait_for_replicas()
         if getattr(self.committed(), 'uid', None)!=manifest.uid:
             raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
                               'repeat the same call')
@@ -604,12 +561,11 @@ class RedisPlace(Place):
         return manifest
 
     def _wait_for_replicas(self, seconds=10):
-        """With Sentinel, waits until the replicas have what was written, for about `seconds` at most; else does nothing
+        """With Sentinel, waits until the replicas have what was written, for about `seconds` at most
 
         It is no error if they do not have it then, or if this user may not wait for them. A master that the sentinels
         have just replaced accepts writes for a moment and forgets them. No replica receives these writes. The master is
         looked up each time, so this ends with the master that stays."""
-        if not self.link.is_sentinel: return
         deadline = monotonic()+seconds
         while monotonic()<deadline:
             self.link.reconnect()
@@ -627,7 +583,7 @@ class RedisPlace(Place):
 
         Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
         with self.locked():
-            self.finish_rename()
+            if self.lock.tags: self.finish_rename()
             found = bool(self.link.call(lambda c: c.exists(self.keys.plan)))
             # in a cluster, the name stays listed for a short time after the end of an ingest
             if not self.lock.tags: found |= self.link.call(lambda c: bool(c.sismember(INGESTS_KEY, self.name)))
@@ -649,23 +605,23 @@ class RedisPlace(Place):
         moved = [] if is_here or not manifest else [
             span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n_places)]
         if moved: moved += _run_tables(manifest)
-        def queue(p):
-            p.delete(self.keys.manifest)
-            if moved: _register(p, self.keys, {f'{manifest.uid}-moved':moved})
-        self.lock.transaction(queue, discard=[NAMES_KEY])
+        commands = [('DEL', self.keys.manifest)]
+        if moved: commands.append(_register(self.keys, {f'{manifest.uid}-moved':moved}))
+        self.lock.transaction(commands, discard=[NAMES_KEY])
         # these are in other slots in a cluster. If this is interrupted, `delete` can be repeated
         elsewhere = [] if is_here else [IngestKeys(self.name, 0 if self.lock.tags else 1).register, key]
         for other in elsewhere: self.link.call(lambda c: c.delete(other))
         return True
 
-def _register(p, keys, entries):
-    "Queues the command that stores `entries`, `{ID: ranges}`, in the register"
-    p.hset(keys.register, mapping={entry:seal({'entry':entry, 'ranges':ranges}) for entry,ranges in entries.items()})
+def _register(keys, entries):
+    "Returns the command that stores `entries`, `{ID: ranges}`, in the register"
+    pairs = [(entry, seal({'entry':entry, 'ranges':ranges})) for entry,ranges in entries.items()]
+    return ('HSET', keys.register, *chain.from_iterable(pairs))
 
 def _leave_lists(lock, manifest, plan, run):
     "In a cluster, removes the name from lists in which a process that was killed has left it"
     lists = [key for key,there in ((NAMES_KEY,manifest), (INGESTS_KEY,plan)) if not there]
-    if lists: lock.transaction(lambda p: p.exists(lock.keys.lock), run, discard=lists)
+    if lists: lock.transaction([], run, discard=lists)
 
 def _needed_by(manifest, plan, keep_before):
     "A set of the IDs of what a dataset and an unfinished ingest need, each of which may be `None`, as in `clean_up`"
@@ -686,14 +642,12 @@ def entries_of_dataset(
     register = place.link.call(lambda c: c.hgetall(place.keys.register))
     return {entry:ranges for entry,ranges in register.items() if entry.decode(errors='replace') not in needed}
 
-def queue_forget(
-    p, # A pipeline
+def forget_commands(
     keys:IngestKeys, # Of the dataset
     entries # Of the register
-):
-    "Queues the commands that remove the manifest and these entries, which are under another name"
-    p.delete(keys.manifest)
-    if entries: p.hdel(keys.register, *entries)
+)->list:
+    "Returns the commands that remove the manifest and these entries, which are under another name"
+    return [('DEL', keys.manifest), *([('HDEL', keys.register, *entries)] if entries else [])]
 
 def _run_tables(manifest):
     "Returns the range of keys, as `value_keys`, of the tables of runs of a version, in a list; empty if it has none"
