@@ -19,7 +19,8 @@ from fastai_remote.cli.command import (
 from fastai_remote.cli.commands import COMMANDS, serve_folder, serving
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import main
-from fastai_remote.cli.words import flag, in_shell, read_places, source_kind, SOURCE_KINDS, split_sources, url_of
+from fastai_remote.cli.terminal import flag, in_shell
+from fastai_remote.cli.words import read_places, source_kind, SOURCE_KINDS, split_sources, url_of
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock

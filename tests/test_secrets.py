@@ -25,7 +25,7 @@ from fastai_remote import (array_samples, csv_samples, drawing_samples, image_sa
     index_shards, RedisStore, s3_options, ShardStore, StoreFull, StoreUnavailable, table_samples, tar_samples, to_redis,
     to_shards)
 from fastai_remote.cli.command import read_storage_options
-from fastai_remote.cli.words import UsageError
+from fastai_remote.cli.terminal import UsageError
 from fastai_remote.ingest.copy import copy_store
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.connection import (

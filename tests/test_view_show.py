@@ -9,7 +9,7 @@ from PIL import Image
 
 from fastai_remote import MemoryStore, RedisStore, to_redis
 from fastai_remote.cli.main import main
-from fastai_remote.cli.words import picture_codes
+from fastai_remote.cli.terminal import picture_codes
 from fastai_remote.codec import pixels
 from fastai_remote.ingest.stores import changeable
 from fastai_remote.testing import ManualClock

@@ -17,7 +17,8 @@ from typing import get_args, get_origin, Literal
 import cloudpickle
 from fastcore.docments import docments
 
-from .words import flag, read_places, UsageError
+from .terminal import flag, UsageError
+from .words import read_places
 from ..core import printable
 from ..store.connection import hidden_names
 from ..store.shards import ShardReader

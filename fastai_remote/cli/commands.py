@@ -28,9 +28,10 @@ from ..write.redis import RedisWriter
 from ..write.shards import ShardWriter
 from .command import command, COMMANDS, given, parameters_of, PLACE_OPTIONS, places_of, show, without
 from .doctor import check_folder, check_machine, check_server, installed
-from .words import (
-    confirm, Damage, FAILED, flag, FOUND, in_shell, INTERRUPTED, OK, picture_codes, places_in, Progress, refuse_secret,
-    SOURCE_KINDS, sources_of, split_sources, terminal_protocol, USAGE, UsageError)
+from .terminal import (
+    confirm, Damage, FAILED, flag, FOUND, in_shell, INTERRUPTED, OK, picture_codes, Progress, terminal_protocol, USAGE,
+    UsageError)
+from .words import places_in, refuse_secret, SOURCE_KINDS, sources_of, split_sources
 
 # --- A server that keeps its data
 #

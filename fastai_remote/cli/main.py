@@ -13,7 +13,7 @@ from importlib import import_module
 from inspect import getdoc
 
 import fastai_remote
-from .words import BROKEN_PIPE, OK, USAGE
+from .terminal import BROKEN_PIPE, OK, USAGE
 
 def main(
     argv:list=None # Arguments; default: those of the program
