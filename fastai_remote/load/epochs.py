@@ -306,8 +306,7 @@ def epoch_order(
     if dl.known_lengths is not None: return _by_length(dl)
     if not dl.shuffle: return Order(dl.n)
     sizes = shard_sizes(dl)
-    # As `RemoteDL.shuffle_fn`, which was not replaced
-    return Order(dl.n, Permutation(dl.n, dl.rng.getrandbits(63)) if sizes is None else _shuffled_shards(dl, sizes))
+    return dl.shuffle_fn(Order(dl.n)) if sizes is None else Order(dl.n, _shuffled_shards(dl, sizes))
 
 def shard_sizes(
     dl # A `RemoteDL`

@@ -9,7 +9,6 @@ Docs: page `load/lazy_image`"""
 # sees the image, `decoded` turns it into what stock fastai would pass: the same type, pixels, size, mode and `info`.
 
 import io, math, threading, weakref
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -222,13 +221,13 @@ def stack_images(
 # memory of a batch that nothing refers to any more. A weak reference to the array below its tensors tells. A grey image
 # with three equal channels is kept as one channel until then.
 
-@dataclass(eq=False, repr=False)
 class BatchMemory:
     "Allocates tensors for batches, and reuses the memory of batches that are no longer in use"
-    keep:int=2 # Blocks of memory to keep: one for the batch in use, one for the next
-    lock:object=field(default_factory=threading.Lock, init=False)
-    # (memory, weak reference to the array that a tensor was made of), the latest first
-    blocks:list=field(default_factory=list, init=False)
+    def __init__(self,
+        keep:int=2 # Blocks of memory to keep: one for the batch in use, one for the next
+    ):
+        self.keep,self.lock = keep,threading.Lock()
+        self.blocks = []   # (memory, weak reference to the array that a tensor was made of), the latest first
 
     def __call__(self,
         shape:tuple,
