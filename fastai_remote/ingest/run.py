@@ -174,13 +174,16 @@ def _counted(writer, before=None):
 def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     """Write, in parallel, the chunks that have no record, and count them in `report`
 
-    `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`, and `progress` as in
-    `_with_progress`. Raises what `_count_results`, `job.chunks` and the workers raise."""
+    `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`; `progress` is as in
+    `IngestOptions`, or a function with the parameters of `show_progress`. Raises what `_count_results`, `job.chunks`
+    and the workers raise."""
     n_chunks = job.n_chunks(marks)
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
         records = _count_results(results, job, writer, limit, report)
-        for _ in _with_progress(records, progress, n_chunks, report): pass
+        if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
+        if progress: records = (progress if callable(progress) else show_progress)(records, n_chunks, report)
+        for _ in records: pass
 
 def _count_results(results, job, writer, limit, report):
     """Yield the records from the iterator `results` as they come, and count them in `report`
@@ -196,14 +199,6 @@ def _count_results(results, job, writer, limit, report):
         if run is not None and record.get('run')!=run: job.after_restart()
         run = record.get('run')
         yield record
-
-def _with_progress(records, progress, total, report):
-    """Return an iterable of `records` which shows progress if `progress` asks for it
-
-    `progress` is as in `IngestOptions`, or a function with the parameters of `show_progress`, like `total`."""
-    if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
-    if not progress: return records
-    return (progress if callable(progress) else show_progress)(records, total, report)
 
 def show_progress(
     records, # Iterable of the records of chunks
@@ -277,9 +272,11 @@ class SourcePositions:
         parts:list=None, # Sizes of the splits that the shuffled range is divided into
         interleave:int=16, # Blocks that are shuffled together
     ):
-        def permutation(n):
-            return BlockPermutation(n, block, seed, parts, interleave) if block else Permutation(n, seed)
-        self.ranges = [(start, stop, permutation(stop-start) if shuffle else None) for start,stop in ranges]
+        self.ranges = []
+        for start,stop in ranges:
+            permutation = Permutation(stop-start, seed) if shuffle else None
+            if shuffle and block: permutation = BlockPermutation(stop-start, block, seed, parts, interleave)
+            self.ranges.append((start, stop, permutation))
 
     def __call__(self, numbers:np.ndarray)->np.ndarray:
         "Positions in the source of the samples `numbers`"
@@ -300,6 +297,8 @@ class SourceJob(IngestJob):
     "Writes the samples of a source; `options` are `IngestOptions`"
     splits:dict = None # `{split: [start, stop]}`; of a stream only known at its end
     is_stream:bool = False # Are numbers given as the samples come?
+    # Further values that must be the same for a later call to resume this ingest; their `repr` counts, see `_plan`
+    signature:tuple = ()
     def __init__(self, source, writer, options):
         self.source,self.writer,self.fn = source,writer,options.fn
         self.load = source.loader(options.fn is not None)
@@ -314,10 +313,6 @@ class SourceJob(IngestJob):
 
         Some may turn out to be unreadable. `chunks` goes through them again, even if a stream can be read only once."""
         raise NotImplementedError
-
-    def signature(self)->tuple:
-        "Further values that must be the same for a later call to resume this ingest; their `repr` counts, see `_plan`"
-        return ()
 
 class IndexedJob(SourceJob):
     "Writes an `IndexedSource`: chunks are ranges of numbers, and each is read from wherever its samples are"
@@ -357,9 +352,9 @@ class StreamJob(SourceJob):
             raise ValueError(f'{writer.name}: a stream cannot be divided at random: give {{split: source}}, or split '
                              'when reading, by RandomStoreSplitter()')
         self.chunk_size = options.chunk or writer.stream_chunk_size(source)
+        self.signature = self.chunk_size,
         self.parts,self.seen = None,None   # the stream that was begun by `first`, and the parts it has taken from it
 
-    def signature(self): return (self.chunk_size,)
     def n_chunks(self, marks): return None
 
     def first(self, k):
@@ -480,7 +475,7 @@ def _plan(job, vocab, options):
         job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, max(1, options.num_workers))
     plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
     identity = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
-                *job.signature())
+                *job.signature)
     signature = hashlib.sha256(repr(identity).encode()).hexdigest()
     return dict(plan, signature=signature, chunk=job.chunk_size, stats=stats_field(fields, vocab), open=job.n==0)
 

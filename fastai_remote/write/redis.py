@@ -406,7 +406,8 @@ class RedisWriter(Writer):
         totals = self.totals()
         gaps = totals.gaps()
         lost = self._lost_values(plan['n'], gaps.gaps())
-        self._write_again({chunk for some in lost for chunk in np.unique(some//plan['chunk']).tolist()}, run)
+        lost = {chunk for some in lost for chunk in np.unique(some//plan['chunk']).tolist()}
+        if lost: self._write_again(lost, run)
         self._remove_under(gaps.gaps(), run)
         manifest = Manifest(self.name, 0, {}, prefix=plan['prefix'], tags=plan['tags'], uid=uuid.uuid4().hex)
         totals.describe(manifest, self.known_labels)
@@ -421,14 +422,13 @@ class RedisWriter(Writer):
         for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
             vocab = manifest.vocab.get(field)
             counts,unknown = write_codes(self, field, manifest.fields[field]['dtype'], vocab, gaps, run)
-            self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
+            if len(unknown): self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
             if vocab is not None: manifest.counts[field] = counts.tolist()
 
     def _write_again(self, chunks, run):
-        """Removes the records of a set of chunks of which values are lost, and raises `ChunksLost`; not if it is empty
+        """Removes the records of a set of chunks of which values are lost, and raises `ChunksLost`
 
         The next run writes these chunks again."""
-        if not chunks: return
         self._forget_chunks(sorted(chunks), run)
         who = 'a node of the cluster' if self.plan['tags'] else 'the server'
         raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '

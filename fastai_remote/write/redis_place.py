@@ -188,7 +188,9 @@ class RedisLock:
         progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
     ):
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
-        self.tags = self._choose_tags()
+        self.link.find_cluster()
+        masters = self.link.call(lambda _: len(self.link.servers.masters())) if self.link.is_cluster else 0
+        self.tags = masters and masters*max(2, -(-12//masters))   # in a cluster a multiple of the masters, at least 12
         self.keys = IngestKeys(self.name, self.tags)
         self.token = json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
         held_locks.add(self.token)
@@ -217,13 +219,6 @@ class RedisLock:
         return StoreBusy(f"{self.link.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
                          f"{self.name!r} now{progress() if progress else ''}; if it is dead, its lease ends within "
                          f"{LEASE_SECONDS} s")
-
-    def _choose_tags(self):
-        "Returns the number of hash tags of a new dataset: 0, or in a cluster a multiple of the masters, at least 12"
-        self.link.find_cluster()
-        if not self.link.is_cluster: return 0
-        masters = self.link.call(lambda _: len(self.link.servers.masters()))
-        return masters*max(2, -(-12//masters))
 
     def _renew(self, stop):
         "Runs in a thread: renews the lease regularly until the event `stop` is set"

@@ -244,9 +244,9 @@ class ShardWriter(Writer):
 
         An error of writing to it stays an `OSError`."""
         fields = self.plan['fields']
-        def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
+        checksums = {f'{field}.crc' for field in fields}
         values_of = {field:columns[field] if isinstance(columns[field], list) else columns[field].tolist()
-                     for field in fields if field in columns and not is_checksum(field)}
+                     for field in fields if field in columns and field not in checksums}
         has_crc = [field for field in values_of if f'{field}.crc' in fields]
         keys = columns.get('__key__') or [None]*len(numbers)
         # samples that are appended have keys that no sample before has
