@@ -15,7 +15,7 @@ from ..core import StoreError, StoreFull, unknown_arguments
 from .connection import (
     check_seconds, concealed, hidden_names, Opener, public_options, public_url, Retries, secret_texts, SecretOptions)
 from .redis_servers import (
-    as_options, ClusterServers, explain_missing_right, nodes_in, redirections, refusals, SentinelServers, SingleServer,
+    as_options, ClusterServers, nodes_in, redirections, refusals, SentinelServers, SingleServer,
     this_call)
 
 # --- The URL and its password
@@ -147,7 +147,7 @@ class RedisLink:
         self._sentinel_secret,self.read_from = concealed(sentinel_secret),read_from
         self._servers = 0,None # The process, and its connections
         self.has_answered = False # Has a call succeeded?
-        self.was_saved = False # Was this link loaded from a saved pickle?
+        self._advice = '' # What to do, for the end of a message, if this was loaded from a saved pickle
 
     def _use_url(self, url):
         """Set what `url` tells, without its secrets; returns the password or None, and a dict of the secret options
@@ -170,8 +170,8 @@ class RedisLink:
                              **self.kwargs)
 
     def opener(self)->Opener:
-        "An `Opener` that recreates this link in a worker, password included"
-        return Opener(RedisLink, self.url, **self.reveal())
+        "An `Opener` that recreates this link in a worker, with the password, and with what it knows of the servers"
+        return Opener(_with_attributes, self.url, **{**vars(self), '_servers':(0,None)})
 
     @property
     def servers(self)->SingleServer:
@@ -194,23 +194,18 @@ class RedisLink:
         "This process's client, of redis-py"
         return self.servers.client
 
-    def use_cluster(self):
-        "From now on, this is known to be a cluster: forgets the connections, to connect as to a cluster when used next"
-        self.is_cluster = True
-        self.reconnect()
-
     def find_cluster(self):
-        "Ask the server whether it is a node of a cluster, as far as this user may ask; then `use_cluster`"
-        def is_node(client):
-            try: return client.info('cluster').get('cluster_enabled')
-            except redis.exceptions.NoPermissionError: return False   # if it is one, it will say so
-            except redis.ResponseError as error:
-                if 'unknown command' in str(error).lower(): return False   # nobody may ask
-                raise
-        if not self.is_cluster and not self.is_sentinel and self.call(is_node): self.use_cluster()
+        "Ask the server whether it is a node of a cluster, and if so, connect as to a cluster from now on"
+        if self.is_cluster or self.is_sentinel: return
+        reply, = self.send([('INFO','cluster')], strict=False)
+        # if this user, or nobody, may ask, the reply is an error; a node will say that it is one when it gets a command
+        if isinstance(reply, bytes) and b'cluster_enabled:1' in reply: self.reconnect(is_cluster=True)
 
-    def reconnect(self):
+    def reconnect(self,
+        is_cluster:bool=False # Has the server said that it is a node of a cluster?
+    ):
         "Connect anew when used next; the sentinels are asked for the master then, or a cluster for its nodes"
+        self.is_cluster |= is_cluster
         self._servers = 0,None
 
     def __getstate__(self):
@@ -226,7 +221,9 @@ class RedisLink:
         is_saved = state.pop('is_saved')
         self.__dict__.update(state)
         if not is_saved: return
-        self.was_saved,self.has_answered,self.kwargs = True,False,SecretOptions(self.kwargs)
+        self.has_answered,self.kwargs = False,SecretOptions(self.kwargs)
+        lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
+        self._advice = f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
         variable,url = 'FASTAI_REMOTE_URL',os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(REDIS_SCHEMES):
             variable,url = 'REDIS_URL',self._needs_secret and os.environ.get('REDIS_URL')
@@ -244,7 +241,7 @@ class RedisLink:
         section:str # 'memory', 'server', …
     )->list: # Of dicts: one for each master of a cluster, or for the single server
         "What `INFO` says; raises as `call`"
-        return self.call(lambda _: self.servers.info(section))
+        return self.call(lambda _: [master.info(section) for master in self.servers.masters()])
 
     def call(self,
         f, # Called with a `redis.Redis` or, for a cluster, a `redis.RedisCluster`; must be safe to repeat
@@ -265,15 +262,13 @@ class RedisLink:
         if timeout is None and not self.has_answered: seconds = min(2., seconds)
         has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
         retries = Retries(self.url, seconds, pause=.02, longest_pause=1.,
-            secrets=self._secret_texts if has_secrets else None, advice=self._advice())
-        def attempt():
-            servers = self.servers
-            result = f(servers.client if key is None else servers.node_client(key))
-            self.has_answered = True
-            return result
+            secrets=self._secret_texts if has_secrets else None, advice=self._advice)
         this_call.remaining = lambda: deadline-monotonic()
-        try: return retries.call(attempt, lambda error: self._handle(error, retries))
+        try: result = retries.call(lambda: f(self.servers.client if key is None else self.servers.node_client(key)),
+                                   lambda error: self._handle(error, retries))
         finally: this_call.remaining = outer
+        self.has_answered = True
+        return result
 
     def send(self,
         commands:list, # Of tuples: the name of a command, its key, and further arguments
@@ -287,13 +282,7 @@ class RedisLink:
         Many commands with short replies take less time than one with a long reply, because the server writes one reply
         while the client reads another. Raises as `call`."""
         from_replica = from_replica and self.read_from=='replica'
-        def exchange(_):
-            replies = self.servers.send(commands, from_replica)
-            for command,reply in zip(commands, replies):
-                if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
-                if isinstance(reply, redis.ResponseError) and (strict or isinstance(reply, redirections)): raise reply
-            return replies
-        return self.call(exchange, timeout) if commands else []
+        return self.call(lambda _: self.servers.send(commands, strict, from_replica), timeout) if commands else []
 
     def transact(self,
         watch:list, # Keys, all on one server
@@ -336,12 +325,6 @@ class RedisLink:
         return secret_texts({'secret':self._secret, 'sentinel_secret':self._sentinel_secret, **self.kwargs,
                              'password':password})
 
-    def _advice(self):
-        "What to do, for the end of a message, if this was loaded from a saved pickle; '' if not"
-        if not self.was_saved: return ''
-        lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
-        return f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
-
     def _handle(self, error, retries):
         """Whether to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
 
@@ -361,7 +344,7 @@ class RedisLink:
         if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
             raise retries.give_up(error) from error
         if isinstance(error, redirections) and not self.is_cluster:
-            self.use_cluster()   # the server has just said so
+            self.reconnect(is_cluster=True)   # the server has just said so
             return False
         if _is_temporary(error) or isinstance(error, redirections):
             if self.is_cluster or self.is_sentinel: self.reconnect()
@@ -372,12 +355,18 @@ class RedisLink:
 
     def _why_full(self, error):
         "A text about a full server: used memory and policy of the master that is most nearly full, and `error`"
-        try: nodes = self.servers.info('memory')
+        try: nodes = [master.info('memory') for master in self.servers.masters()]
         except redis.RedisError: nodes = [{}]
         def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
         memory = max(nodes, key=used_part)   # of a cluster's nodes, the one that is full
         used,limit,policy = (memory.get(k) for k in ('used_memory_human','maxmemory_human','maxmemory_policy'))
         return f'the server has no room: {used} of maxmemory {limit} used, policy {policy} ({error})'
+
+def _with_attributes(**attributes):
+    "A `RedisLink` with these attributes"
+    link = RedisLink.__new__(RedisLink)
+    vars(link).update(attributes)
+    return link
 
 def as_link(
     url:str|RedisLink, # A URL, or a link

@@ -61,9 +61,14 @@ def explain_missing_right(
     "Makes the message of `error` that of `missing_right`"
     error.args = (missing_right(str(error), command),)
 
+# A key is on another node, or its slot is being moved.
+redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError,
+    redis.exceptions.TryAgainError)
+
 def check_replies(
     commands, # Tuples of a name and arguments
-    replies # The reply to each, or an error
+    replies, # The reply to each, or an error
+    strict:bool=True # Raise each error? Else only one of `redirections`
 ):
     "Raises the first error among `replies`; one about a missing right names it"
     for command,reply in zip(commands, replies):
@@ -71,7 +76,7 @@ def check_replies(
         if isinstance(reply, redis.exceptions.ExecAbortError) and 'NOPERM' in str(reply):
             reply = redis.exceptions.NoPermissionError(str(reply))   # the user may not run EXEC
         if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
-        raise reply
+        if strict or isinstance(reply, redirections): raise reply
 
 class _Explaining:
     """Mixin for a client of redis-py: errors about missing rights name the command, or the pattern of keys
@@ -330,14 +335,9 @@ class SingleServer:
         "A client for each server that accepts writes"
         return [self.client]
 
-    def info(self,
-        section:str # 'memory', 'server', …
-    )->list: # Of dicts
-        "What `INFO` of each of them says"
-        return [master.info(section) for master in self.masters()]
-
     def send(self,
         commands:list, # Of tuples: the name of a command, its key, and further arguments; `BITFIELD_RO`: see `_Packer`
+        strict:bool=True, # Raise an error that is among the replies? Else only one of `redirections`
         from_replica:bool=False # May a replica answer?
     )->list: # The reply to each; an exception if it is an error
         """Send all commands, then read the replies; raises errors of redis-py if a connection fails
@@ -349,7 +349,9 @@ class SingleServer:
             except (redis.RedisError,RedisClusterException): replies = None
             if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
             self._replica,self._looks_again = None,monotonic()+self.pause
-        return self._ask_masters(commands)
+        replies = self._ask_masters(commands)
+        check_replies(commands, replies, strict)
+        return replies
 
     def transact(self,
         watch:list, # Keys, all on one server
@@ -472,10 +474,6 @@ class _ClusterPool(redis.ConnectionPool):
     def __init__(self, connection_class=redis.Connection, **kwargs):
         scheme = 'rediss' if issubclass(connection_class, redis.SSLConnection) else 'redis'
         super().__init__(connection_class=_connections[scheme], command_packer=_packer, **kwargs)
-
-# A key is on another node, or its slot is being moved.
-redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError,
-    redis.exceptions.TryAgainError)
 
 class ClusterServers(SingleServer):
     """The nodes of a Redis Cluster

@@ -464,6 +464,5 @@ def _open_writer(open_link, name, plan, token, tags):
 
     `open_link` is what `RedisLink.opener` returned; `token` and `tags` are those of the leader's lock."""
     writer = RedisWriter(open_link(), name)
-    if tags and not writer.link.is_cluster: writer.link.use_cluster()   # to find it out later would look like a restart
     writer.plan,writer.place = plan,RedisPlace(writer.link, name, token, tags)
     return writer
