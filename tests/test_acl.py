@@ -170,7 +170,7 @@ def write_partitions(url):
         for partition,n in (0,8),(1,4),(0,8): list(writer(partition, items(n)))
         writer.commit()
         link,lock = writer.writer.link,writer.writer.place.keys.lock
-        held = writer.writer.place.lock
+        held = writer.writer.place
         held._transaction_if(held.token, [('EXPIRE', lock, 30)])   # as each 10 s
         assert not held._transaction_if(b'another', [('DEL', lock)])
     assert len(RedisStore(link, NAME))==12

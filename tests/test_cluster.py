@@ -211,7 +211,7 @@ def test_a_holder_of_the_lock_that_slept_changes_nothing(cluster):
     "It may write values, which are those of the same plan; it records nothing, and does not publish"
     first = begun(cluster, 'x', 'bin')
     with pytest.raises(StoreBusy, match='is writing'): write(cluster.url)
-    first.place.lock.stop.set()
+    first.place.stop.set()
     def put(writer, chunk):
         numbers = np.arange(16*chunk, min(N, 16*chunk+16))
         writer.put(numbers, {'x':[b'%d' % i for i in numbers]})

@@ -369,7 +369,7 @@ def test_a_writer_that_slept_changes_nothing(fresh):
                     [(f'sample {i}', 'failed') for i in fails])
     first.begin(plan)
     put(first, 0)
-    first.place.lock.stop.set()   # it does not renew its lock, whose lease ends
+    first.place.stop.set()   # it does not renew its lock, whose lease ends
     client(fresh).delete(first.place.keys.lock)
     second.begin(plan)
     put(second, 1, 5)

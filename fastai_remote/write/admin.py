@@ -90,13 +90,13 @@ def _switch_name(link, old, new, manifest):
     register = entries_of_dataset(old)
     appear = [('SET', new.keys.manifest, replace(manifest, name=new.name).to_json())]
     if register: appear.append(('HSET', new.keys.register, *chain.from_iterable(register.items())))
-    if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, appear, register)
+    if old.tags: return _switch_in_cluster(link, old, new, manifest, appear, register)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
     names = ('SREM', NAMES_KEY, old.name),('SADD', NAMES_KEY, new.name)
     def choose(replies):
         old_token,new_token,there,plan = replies
         if _is_renamed(link, new.name, manifest, there, plan): return None   # the reply was lost
-        if (old_token,new_token)!=(old.lock.token,new.lock.token):
+        if (old_token,new_token)!=(old.token,new.token):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
         return [*appear, *forget_commands(old.keys, register), *names]
     link.transact(watched, [('MGET', *watched)], choose)
@@ -117,10 +117,10 @@ def _switch_in_cluster(link, old, new, manifest, appear, register):
     there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
     note = seal(dict(ranges=[], old=old.name, new=new.name, uid=manifest.uid))
     if not _is_renamed(link, new.name, manifest, there, plan):
-        old.lock.transaction([('HSET', old.keys.register, RENAMED, note)])
-        new.lock.transaction([*appear, ('HSET', new.keys.register, RENAMED, note)], add=[NAMES_KEY])
-    old.lock.transaction(forget_commands(old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
-    new.lock.transaction([('HDEL', new.keys.register, RENAMED)])
+        old.transaction([('HSET', old.keys.register, RENAMED, note)])
+        new.transaction([*appear, ('HSET', new.keys.register, RENAMED, note)], add=[NAMES_KEY])
+    old.transaction(forget_commands(old.keys, [*register, RENAMED]), discard=[NAMES_KEY])
+    new.transaction([('HDEL', new.keys.register, RENAMED)])
 
 # --- Delete
 

@@ -43,10 +43,10 @@ def write_codes(
 
     A label that is in no record was written by another attempt than the one that has recorded its chunk. Raises
     `ValueError` if two labels have the same hash."""
-    layout,plan,lock = writer.layout,writer.plan,writer.place.lock
+    layout,plan,place = writer.layout,writer.plan,writer.place
     # codes of an earlier commit that did not end: it may have had a wider type
     keys = [layout.packed(field, key_number) for key_number in range((plan['n']>>KEY_BITS)+1)]
-    lock.write([('UNLINK', key) for key in keys], run)
+    place.write([('UNLINK', key) for key in keys], run)
     spec,counts,unknown = plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
     encode = _encoder(writer.name, field, dtype, vocab)
     for places,staged in _staged(writer, field, gaps):
@@ -55,7 +55,7 @@ def write_codes(
         first,stop = int(places[0]),int(places[-1])+1
         whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
         whole[places-first] = codes
-        lock.write(packed_writes(layout, field, dtype, np.arange(first, stop), whole, spec.get('check')), run)
+        place.write(packed_writes(layout, field, dtype, np.arange(first, stop), whole, spec.get('check')), run)
         if len(counts): counts += np.bincount(codes, minlength=len(counts))
     return counts,np.concatenate(unknown)
 
@@ -250,15 +250,14 @@ class RedisWriter(Writer):
         self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
     def opener(self):
-        lock = self.place.lock
-        return partial(_open_writer, self.link.opener(), self.name, self.plan, lock.token, lock.tags)
+        return partial(_open_writer, self.link.opener(), self.name, self.plan, self.place.token, self.place.tags)
 
     @property
     def layout(self):
         "What names the keys of the values: `key_layout` of the plan"
         return key_layout(self.plan['prefix'], self.plan['tags'])
 
-    def server_run(self): return self.place.lock.server_run()
+    def server_run(self): return self.place.server_run()
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -306,7 +305,7 @@ class RedisWriter(Writer):
                 commands += [('MSET', *pairs) for pairs in values_of.values()]
             else:
                 commands += packed_writes(layout, field, values.dtype, numbers, values, spec.get('check'))
-        self.place.lock.write(commands, run)
+        self.place.write(commands, run)
 
     def write_part(self, new, run):
         part = self.plan = self.place.new_part(new.part.fields, new.part.n)
@@ -324,21 +323,21 @@ class RedisWriter(Writer):
         """Records that a chunk is written; if it has a record already, nothing changes
 
         Raises `ServerRestarted`, `StoreBusy`."""
-        lock,keys = self.place.lock,self.place.keys
+        place,keys = self.place,self.place.keys
         key = keys.record(self.plan, chunk)
         # without failures: a record that was damaged, or whose values were lost, may have had some
         told = ('HSET', self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
         commands = [('SET', key, seal({**record, 'chunk':chunk})),
                     told if failures else ('HDEL', self.layout.failures, chunk)]
         def is_first(has_plan, has_record):
-            if not has_plan: raise lock.lost()   # the ingest has ended
+            if not has_plan: raise place.lost()   # the ingest has ended
             return not has_record
-        lock.transaction(commands, run, reads=[('EXISTS', keys.plan), ('EXISTS', key)], when=is_first)
+        place.transaction(commands, run, reads=[('EXISTS', keys.plan), ('EXISTS', key)], when=is_first)
 
     def _forget_chunks(self, chunks, run=None):
         "Removes the records of `chunks`, so that they are written again"
         keys = [self.place.keys.record(self.plan, chunk) for chunk in chunks]
-        self.place.lock.write([('UNLINK', *keys)], run)
+        self.place.write([('UNLINK', *keys)], run)
 
     def records(self,
         step:int=256 # Records to read at once
@@ -454,7 +453,7 @@ class RedisWriter(Writer):
         fields = [field for field,spec in self.plan['fields'].items() if spec['dtype'] is None]
         for k in range(0, len(places), step):
             some = places[k:k+step].tolist()
-            self.place.lock.write([('UNLINK', key) for field in fields for key in self.layout.values(field, some)], run)
+            self.place.write([('UNLINK', key) for field in fields for key in self.layout.values(field, some)], run)
 
 # A worker receives an opener, a callable that recreates the writer there. It contains the password, because a worker
 # has no other way to get it. The connection is opened once per process and shared by all writers in it.

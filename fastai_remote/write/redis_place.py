@@ -82,13 +82,10 @@ def value_keys(
     for field,spec in fields.items():
         if spec['dtype'] is None:
             ranges += [[f'{start}:{field}:', k, n, step] for k,start in enumerate(layout.starts)]
-        else: ranges += _packed_ranges(layout, field, n)
+        else:
+            starts = [layout.packed(field, chunk).removesuffix(str(chunk)) for chunk in range(1+(n>>KEY_BITS))]
+            ranges += [[start, chunk, chunk+1, 1] for chunk,start in enumerate(starts)]
     return ranges
-
-def _packed_ranges(layout, field, n):
-    "Returns the ranges of the keys of a packed field with values of `n` samples, as `value_keys`"
-    starts = [layout.packed(field, chunk).removesuffix(str(chunk)) for chunk in range(1+(n>>KEY_BITS))]
-    return [[start, chunk, chunk+1, 1] for chunk,start in enumerate(starts)]
 
 def state_keys(
     keys:IngestKeys, # The keys of the dataset
@@ -96,10 +93,8 @@ def state_keys(
     plan:dict # The plan
 )->list: # As `value_keys`
     "Returns the ranges of all keys that only the ingest needs: records, and labels that are staged"
-    ranges = [[keys.record(plan, 0)[:-1], 0, chunk_count(plan), 1]]
-    for field,spec in plan['fields'].items():
-        if spec.get('staged'): ranges += _packed_ranges(layout, f'{field}~', plan['n'])
-    return ranges
+    staged = {f'{field}~':spec for field,spec in plan['fields'].items() if spec.get('staged')}
+    return [[keys.record(plan, 0)[:-1], 0, chunk_count(plan), 1], *value_keys(layout, staged, plan['n'])[2:]]
 
 # --- Packed values
 
@@ -172,7 +167,7 @@ def _is_held(token, pid):
     "Returns whether process `pid` of this machine holds `token`: if it is another one than this, whether it is alive"
     return token in held_locks if pid==os.getpid() else is_alive(pid)
 
-class RedisLock:
+class RedisLock(Place):
     "The right to write a dataset; the process that holds it leads, and its workers write under copies of this object"
     def __init__(self,
         link:RedisLink, # The server
@@ -180,13 +175,12 @@ class RedisLock:
         token:bytes=None, # What the lock holds while it is this one's; default: `take` chooses it
         tags:int=None # Hash tags of a new layout, 0 on a single server; default: `take` finds out
     ):
-        self.link,self.name = link,name
+        self.link,self.name,self.url = link,check_name(name),link.url
         self.token,self.tags = token,tags
         self.keys = IngestKeys(name, tags or 0)
+        self.manifest_key = None # Where a dataset that was opened has its manifest
 
-    def take(self,
-        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
-    ):
+    def take(self):
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
         self.link.find_cluster()
         masters = self.link.call(lambda _: len(self.link.servers.masters())) if self.link.is_cluster else 0
@@ -194,31 +188,30 @@ class RedisLock:
         self.keys = IngestKeys(self.name, self.tags)
         self.token = json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
         held_locks.add(self.token)
-        try: self._acquire(progress)
+        try: self._acquire()
         except BaseException:   # if the server has the token after all, the next one who comes removes it
             held_locks.discard(self.token)
             raise
         self.stop = threading.Event()
         threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
 
-    def _acquire(self, progress):
+    def _acquire(self):
         """Stores the token in the lock; raises `StoreBusy` if it is held, also if another writer of this process has it
 
-        A lock that was left by a process of this machine that has ended is replaced. `progress` is as in `take`."""
+        A lock that was left by a process of this machine that has ended is replaced."""
         key = self.keys.lock
         for _ in range(3):
             _,token = self.link.send([('SET', key, self.token, 'NX', 'EX', LEASE_SECONDS), ('GET', key)])
             if token==self.token: break
             if token is None: continue   # just released
             holder = parse_lock(token)   # a damaged one is waited for, until its lease ends
-            if holder['host']!=host_id() or _is_held(token, holder['pid']): raise self._busy(holder, progress)
+            if holder['host']!=host_id() or _is_held(token, holder['pid']): raise self._busy(holder)
             self._transaction_if(token, [('DEL', key)])
-        else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands; try again')
+        else: raise StoreBusy(f'{self.url}: the lock on {self.name!r} keeps changing hands; try again')
 
-    def _busy(self, holder, progress):
-        return StoreBusy(f"{self.link.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
-                         f"{self.name!r} now{progress() if progress else ''}; if it is dead, its lease ends within "
-                         f"{LEASE_SECONDS} s")
+    def _busy(self, holder):
+        return StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
+                         f"{self.name!r} now{self.progress()}; if it is dead, its lease ends within {LEASE_SECONDS} s")
 
     def _renew(self, stop):
         "Runs in a thread: renews the lease regularly until the event `stop` is set"
@@ -252,7 +245,7 @@ class RedisLock:
         """Does what `transaction` does, only if the lock holds `token`; returns whether it does
 
         In a cluster, the sets of names are left to `transaction`. `timeout` is as in `RedisLink.call`."""
-        restarted = ServerRestarted(f'{self.link.url}: the server restarted while {self.name!r} was written; '
+        restarted = ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was written; '
                                 'repeat the same call to go on')
         if run is not None and self.tags and self.server_run()!=run: raise restarted
         asked = [('GET', self.keys.lock), ('INFO', 'server')] if run is not None else [('GET', self.keys.lock)]
@@ -306,18 +299,6 @@ class RedisLock:
         self.link.send(others)
         if home: self.transaction(home, run)
 
-    def unlink(self,
-        keys:list, # Names that begin alike, up to a number
-        run:str=None # As in `transaction`
-    ):
-        """Removes keys while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted`
-
-        In a cluster, the lock is checked before."""
-        if not self.tags: return self.write([('UNLINK', *keys)], run)
-        self.transaction([], run)
-        # keys without a hash tag are of a dataset that was written before the cluster was
-        self.link.send([('UNLINK', *keys)] if keys[0][0]=='{' else [('UNLINK', key) for key in keys])
-
     def is_home(self,
         key:str # A key of the dataset
     )->bool:
@@ -332,33 +313,19 @@ class RedisLock:
 # rule: keys whose ID neither the manifest nor the plan has are removed, and then their entry. Overwriting, deleting,
 # abandoning, dropping fields and editing all end with it, and so does the next call after a kill. (Decision note 0041.)
 
-# --- Lock, plan and manifest
+# --- Plan and manifest
 
 RENAMED = 'renamed' # An entry of the register in a cluster, while a dataset has two names
 
-class RedisPlace(Place):
+class RedisPlace(RedisLock):
     "Where a dataset in Redis appears, and where an ingest keeps what it must remember"
-    def __init__(self,
-        link:RedisLink, # The server
-        name:str, # Name of the dataset
-        token:bytes=None, # Of the lock, as in `RedisLock`
-        tags:int=None # As in `RedisLock`
-    ):
-        self.link,self.name,self.url = link,check_name(name),link.url
-        self.lock = RedisLock(link, name, token, tags)
-        self.manifest_key = None # Where a dataset that was opened has its manifest
-
-    @property
-    def keys(self)->IngestKeys: return self.lock.keys
     @property
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
 
-    def take(self): self.lock.take(self.progress)
     def count_done(self, plan):
         keys = [self.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
         return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
 
-    def close(self): self.lock.close()
     def plan(self):
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if not stored: return None
@@ -375,7 +342,7 @@ class RedisPlace(Place):
 
         One of a newer format, and something else under a name that is not in the list of datasets, are errors also
         with `accept_damage`."""
-        key,stored = find_manifest(self.link, self.name, may_be_moved or bool(self.lock.tags))
+        key,stored = find_manifest(self.link, self.name, may_be_moved or bool(self.tags))
         if stored is None: return None
         try: return Manifest.from_json(stored, f'{self.url}, {self.name}')
         except CorruptSample:
@@ -408,10 +375,10 @@ class RedisPlace(Place):
         users need no rights to the key that it has in a cluster, that is looked for if the name is listed."""
         key = self.manifest_key
         if key is None:
-            may_be_moved = self.lock.tags or self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
+            may_be_moved = self.tags or self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
             key,_ = find_manifest(self.link, self.name) if may_be_moved else (None,None)
         if key in (None, self.keys.manifest): return
-        origin,here = ('a single server','a cluster') if self.lock.tags else ('a cluster','a single server')
+        origin,here = ('a single server','a cluster') if self.tags else ('a cluster','a single server')
         raise StoreExists(f'{self.url}: {self.name!r} was moved from {origin} to {here} (its manifest is {key}), where '
                       'it can be read, but not changed, replaced or renamed: RedisStore(url, '
                       f"{self.name!r}).copy(url, 'another name') makes a dataset that can, and "
@@ -428,7 +395,7 @@ class RedisPlace(Place):
     )->dict: # A copy with `id`, `prefix`, `tags` and `began`, and with checksums for fixed-width values
         "Stores the plan of a new ingest, and registers what it writes; raises `StoreBusy`"
         ingest,is_used = uuid.uuid4().hex[:16],self.link.call(lambda c: c.sismember(USED_KEY, self.name))
-        plan = {**plan, 'fields':with_checks(plan['fields']), 'id':ingest, 'tags':self.lock.tags,
+        plan = {**plan, 'fields':with_checks(plan['fields']), 'id':ingest, 'tags':self.tags,
                 'prefix':f'{self.name}@{ingest}' if is_used else self.name,
                 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
         self.store_plan(plan, add=[INGESTS_KEY,USED_KEY])
@@ -439,9 +406,9 @@ class RedisPlace(Place):
         n:int # Number of samples
     )->dict: # `n`; `prefix` and `tags` of its keys; `fields`, with checksums for fixed-width values
         "Registers the keys of a part before it is written, without a plan; raises `StoreBusy`"
-        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.lock.tags, fields=with_checks(fields))
+        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.tags, fields=with_checks(fields))
         keys = value_keys(key_layout(part['prefix'], part['tags']), part['fields'], n)
-        self.lock.transaction([_register(self.keys, {part['prefix']:keys})])
+        self.transaction([_register(self.keys, {part['prefix']:keys})])
         return part
 
     def store_plan(self,
@@ -452,14 +419,14 @@ class RedisPlace(Place):
         layout = key_layout(plan['prefix'], plan['tags'])
         written = {plan['prefix']:value_keys(layout, plan['fields'], plan['n']),
                    plan['id']:state_keys(self.keys, layout, plan)}
-        self.lock.transaction([('SET', self.keys.plan, seal(plan)), _register(self.keys, written)], add=add)
+        self.transaction([('SET', self.keys.plan, seal(plan)), _register(self.keys, written)], add=add)
 
     def drop_plan(self):
         """Makes an unfinished ingest impossible to continue and to publish, and removes what it wrote; raises
         `StoreBusy`"""
         try: plan = self.plan()
         except CorruptSample: plan = None
-        self.lock.transaction([('DEL', self.keys.plan)], discard=[INGESTS_KEY])
+        self.transaction([('DEL', self.keys.plan)], discard=[INGESTS_KEY])
         self.clean_up(dropped=(plan['id'],plan['prefix']) if plan else ())
 
     def clean_up(self,
@@ -472,14 +439,16 @@ class RedisPlace(Place):
         If the manifest or the plan is damaged, nobody knows what they need, and only `dropped` is removed. Raises
         `ServerRestarted` if the server restarts meanwhile: it may have come back with an older state, which may need
         these keys. Raises `StoreBusy`."""
-        if self.lock.tags: self.finish_rename()
-        run = self.lock.server_run()
+        if self.tags: self.finish_rename()
+        run = self.server_run()
         register = self.link.call(lambda c: c.hgetall(self.keys.register))   # before what is needed is read
-        if not (register or self.lock.tags): return False
+        if not (register or self.tags): return False
         try: manifest,plan = self.committed(),self.plan()
         except (CorruptSample,UnsupportedFormat): needed = {entry.decode(errors='replace') for entry in register}
         else:
-            if self.lock.tags: _leave_lists(self.lock, manifest, plan, run)
+            lists = [key for key,there in ((NAMES_KEY,manifest), (INGESTS_KEY,plan)) if not there]
+            # in a cluster, a process that was killed may have left the name in them
+            if self.tags and lists: self.transaction([], run, discard=lists)
             needed = _needed_by(manifest, plan, keep_before)
         needed -= set(dropped)
         unneeded = {entry:self._ranges(entry, stored) for entry,stored in register.items()
@@ -489,8 +458,12 @@ class RedisPlace(Place):
             for start,first,stop,every in ranges:
                 numbers = range(first, stop, every)
                 for k in range(0, len(numbers), step):
-                    self.lock.unlink([f'{start}{number}' for number in numbers[k:k+step]], run)
-            self.lock.transaction([('HDEL', self.keys.register, entry)], run)
+                    keys = [f'{start}{number}' for number in numbers[k:k+step]]
+                    if self.tags: self.transaction([], run)   # as `write` does not check the lock for values there
+                    # keys without a hash tag are of a dataset that was written before the cluster was
+                    have_tag = not self.tags or start[0]=='{'
+                    self.write([('UNLINK', *keys)] if have_tag else [('UNLINK', key) for key in keys], run)
+            self.transaction([('HDEL', self.keys.register, entry)], run)
         return bool(unneeded)
 
     def finish_rename(self):
@@ -502,13 +475,13 @@ class RedisPlace(Place):
         try: names = [unseal(stored)[key] for key in ('old','new')] if stored else []
         except (ValueError,KeyError): return   # `clean_up` warns of it
         if not names: return
-        old,new = (self if name==self.name else RedisPlace(self.link, name, tags=self.lock.tags) for name in names)
+        old,new = (self if name==self.name else RedisPlace(self.link, name, tags=self.tags) for name in names)
         uid = unseal(stored)['uid']
         if all(getattr(place.committed(True), 'uid', None)==uid for place in (old,new)):
             with nullcontext() if old is self else old.locked():
                 entries = entries_of_dataset(old)
-                old.lock.transaction(forget_commands(old.keys, entries), discard=[NAMES_KEY])
-        self.lock.transaction([('HDEL', self.keys.register, RENAMED)])
+                old.transaction(forget_commands(old.keys, entries), discard=[NAMES_KEY])
+        self.transaction([('HDEL', self.keys.register, RENAMED)])
 
     def _ranges(self, entry, stored):
         """Returns the ranges of keys in an entry of the register, as `value_keys` does; `None`, with a warning, if
@@ -540,14 +513,15 @@ class RedisPlace(Place):
         last = version.store.manifest if version else self.committed(accept_damage=True)
         manifest.generation = 1+(last.generation if last else 0)
         before,dropped = ([*version.before, *_run_tables(last)],version.dropped) if version else ([],[])
-        entries = {manifest.uid:_run_tables(manifest), _before(manifest):before, f'{manifest.uid}-dropped':dropped}
+        entries = {manifest.uid:_run_tables(manifest), f'{manifest.uid}-before':before,
+                   f'{manifest.uid}-dropped':dropped}
         entries = {entry:list(ranges) for entry,ranges in entries.items() if ranges}
         commands = [('SET', key, content) for key,content in tables.items()]
         commands += [('SET', self.keys.manifest, manifest.stamp().to_json()), ('DEL', self.keys.plan)]
         # the keys that the entry of the last version names are among those of `before`
         if before: commands.append(('HDEL', self.keys.register, last.uid))
         if entries: commands.append(_register(self.keys, entries))
-        self.lock.transaction(commands, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
+        self.transaction(commands, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
         if self.link.is_sentinel: self._wait_for_replicas()
         if getattr(self.committed(), 'uid', None)!=manifest.uid:
             raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
@@ -578,10 +552,10 @@ class RedisPlace(Place):
 
         Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
         with self.locked():
-            if self.lock.tags: self.finish_rename()
+            if self.tags: self.finish_rename()
             found = bool(self.link.call(lambda c: c.exists(self.keys.plan)))
             # in a cluster, the name stays listed for a short time after the end of an ingest
-            if not self.lock.tags: found |= self.link.call(lambda c: bool(c.sismember(INGESTS_KEY, self.name)))
+            if not self.tags: found |= self.link.call(lambda c: bool(c.sismember(INGESTS_KEY, self.name)))
             if found: self.drop_plan()
             found |= self._remove_manifest() if dataset else False
             found |= self.clean_up()
@@ -602,9 +576,9 @@ class RedisPlace(Place):
         if moved: moved += _run_tables(manifest)
         commands = [('DEL', self.keys.manifest)]
         if moved: commands.append(_register(self.keys, {f'{manifest.uid}-moved':moved}))
-        self.lock.transaction(commands, discard=[NAMES_KEY])
+        self.transaction(commands, discard=[NAMES_KEY])
         # these are in other slots in a cluster. If this is interrupted, `delete` can be repeated
-        elsewhere = [] if is_here else [IngestKeys(self.name, 0 if self.lock.tags else 1).register, key]
+        elsewhere = [] if is_here else [IngestKeys(self.name, 0 if self.tags else 1).register, key]
         for other in elsewhere: self.link.call(lambda c: c.delete(other))
         return True
 
@@ -613,21 +587,12 @@ def _register(keys, entries):
     pairs = [(entry, seal({'entry':entry, 'ranges':ranges})) for entry,ranges in entries.items()]
     return ('HSET', keys.register, *chain.from_iterable(pairs))
 
-def _leave_lists(lock, manifest, plan, run):
-    "In a cluster, removes the name from lists in which a process that was killed has left it"
-    lists = [key for key,there in ((NAMES_KEY,manifest), (INGESTS_KEY,plan)) if not there]
-    if lists: lock.transaction([], run, discard=lists)
-
 def _needed_by(manifest, plan, keep_before):
     "A set of the IDs of what a dataset and an unfinished ingest need, each of which may be `None`, as in `clean_up`"
     needed = {plan['prefix'],plan['id']} if plan else set()
     if not manifest: return needed
     needed |= {manifest.uid, *(part.layout.prefix for part in parts_of(manifest))}
-    return needed|{_before(manifest)} if keep_before else needed
-
-def _before(manifest):
-    "Returns the ID of what the version before `manifest` needs, and this version does not"
-    return f'{manifest.uid}-before'
+    return needed|{f'{manifest.uid}-before'} if keep_before else needed   # as `publish` has registered it
 
 def entries_of_dataset(
     place:RedisPlace # Its lock must be held
