@@ -44,6 +44,7 @@ class IngestJob:
     `run_ingest` runs any job with any writer. `marks`, in the methods below, is an array with a number for each chunk:
     0 if the chunk has no record yet, and otherwise the `mark` of its record, or 1."""
     n:int = 0 # Samples of the source; 0 if nobody knows
+    is_stream:bool = False # Are numbers given as the samples come, so that nobody knows how many chunks there are?
     verb:str = 'converted' # What could not be done with samples that failed, for a message
     notes:list = () # What the report says of the dataset as a whole, `str`
 
@@ -55,12 +56,7 @@ class IngestJob:
         "Yields `(chunk, part)` for each chunk that has no record yet, the arguments of the function from `write`"
         raise NotImplementedError
 
-    def n_chunks(self, marks:np.ndarray)->int:
-        "How many chunks `chunks(marks)` yields, for the progress bar; None if nobody knows"
-        return int((marks==0).sum())
-
     def after_restart(self): "Called when a record shows that the server was restarted since the one before"
-    def finish(self): "Called when all chunks are written, before the commit"
 
 # --- Space
 
@@ -125,7 +121,6 @@ def _run(job, writer, num_workers, limit, progress, tries):
     limit.check(writer, report, job.n)
     for _ in range(tries):
         _write_chunks(job, writer, marks, num_workers, limit, progress, report)
-        job.finish()
         report,marks = _counted(writer, report)
         if (marks==0).any(): continue
         try: commit_ingest(writer, report, limit, job.verb)
@@ -177,7 +172,7 @@ def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`; `progress` is as in
     `IngestOptions`, or a function with the parameters of `show_progress`. Raises what `_count_results`, `job.chunks`
     and the workers raise."""
-    n_chunks = job.n_chunks(marks)
+    n_chunks = None if job.is_stream else int((marks==0).sum())
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
         records = _count_results(results, job, writer, limit, report)
@@ -296,7 +291,6 @@ class SourcePositions:
 class SourceJob(IngestJob):
     "Writes the samples of a source; `options` are `IngestOptions`"
     splits:dict = None # `{split: [start, stop]}`; of a stream only known at its end
-    is_stream:bool = False # Are numbers given as the samples come?
     # Further values that must be the same for a later call to resume this ingest; their `repr` counts, see `_plan`
     signature:tuple = ()
     def __init__(self, source, writer, options):
@@ -355,8 +349,6 @@ class StreamJob(SourceJob):
         self.signature = self.chunk_size,
         self.parts,self.seen = None,None   # the stream that was begun by `first`, and the parts it has taken from it
 
-    def n_chunks(self, marks): return None
-
     def first(self, k):
         self.parts,self.seen = iter(self.source.stream(self.chunk_size)),[]
         def samples(nbytes=0):
@@ -393,7 +385,7 @@ class StreamJob(SourceJob):
             yield chunk, part
         if (marks[chunk+1:]!=0).any(): raise self._changed('it is shorter')
         if splits: splits[part.split][1] = end
-        self.end = end,self._all_splits(splits)
+        self.writer.extend(end, open=False, splits=self._all_splits(splits))
 
     def _all_splits(self, splits):
         """Returns `splits`, `{split: [start, stop]}`, with all splits of the source in its order; `None` without splits
@@ -406,11 +398,7 @@ class StreamJob(SourceJob):
         return splits or None
 
     def after_restart(self):
-        self.writer.extend(self.writer.plan['n'])   # the server may have forgotten how far the numbers go
-
-    def finish(self):
-        n,splits = self.end
-        self.writer.extend(n, open=False, splits=splits)
+        self.writer.place.store_plan(self.writer.plan)   # the server may have forgotten how far the numbers go
 
     def _changed(self, why):
         return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); '
