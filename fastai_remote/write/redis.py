@@ -48,9 +48,19 @@ def write_codes(
     keys = [layout.packed(field, key_number) for key_number in range((plan['n']>>KEY_BITS)+1)]
     place.write([('UNLINK', key) for key in keys], run)
     spec,counts,unknown = plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
-    encode = _encoder(writer.name, field, dtype, vocab)
+    if vocab is None: limits = np.iinfo(dtype)
+    else:
+        hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        if (hashes[1:]==hashes[:-1]).any():
+            raise ValueError(f'{writer.name}: two labels of field {field!r} have the same hash; name all labels in '
+                             'vocab=')
     for places,staged in _staged(writer, field, gaps):
-        codes,is_known = encode(staged)
+        if vocab is None: codes,is_known = staged,(staged>=limits.min)&(staged<=limits.max)
+        else:
+            at = np.searchsorted(hashes, staged).clip(max=len(order)-1)
+            codes,is_known = order[at],hashes[at]==staged
         unknown.append(places[~is_known])
         first,stop = int(places[0]),int(places[-1])+1
         whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
@@ -58,23 +68,6 @@ def write_codes(
         place.write(packed_writes(layout, field, dtype, np.arange(first, stop), whole, spec.get('check')), run)
         if len(counts): counts += np.bincount(codes, minlength=len(counts))
     return counts,np.concatenate(unknown)
-
-def _encoder(name, field, dtype, vocab):
-    """Returns a function that returns, for an array of staged values, their codes, and which of them have one
-
-    `name` is that of the dataset; the others are as in `write_codes`."""
-    if vocab is None:
-        limits = np.iinfo(dtype)
-        return lambda values: (values, (values>=limits.min)&(values<=limits.max))
-    hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
-    order = np.argsort(hashes)
-    sorted_hashes = hashes[order]
-    if len(np.unique(hashes))<len(hashes):
-        raise ValueError(f'{name}: two labels of field {field!r} have the same hash; name all labels in vocab=')
-    def encode(values):
-        at = np.searchsorted(sorted_hashes, values).clip(max=len(order)-1)
-        return order[at],sorted_hashes[at]==values
-    return encode
 
 def _staged(writer, field, gaps, step=1<<19):
     """Returns an iterator of `(places, values)`, arrays, over the staged values of all samples, in parts
