@@ -54,7 +54,10 @@ class _KeyLayout:
     On a single server they all begin with the same prefix. In a cluster those of values begin with one of several hash
     tags, for example `{drawings.3}`: keys with the same tag are on the same node, and one command can read several of
     them."""
-    def __init__(self, prefix, tags):
+    def __init__(self,
+        prefix:str, # `prefix` of the manifest
+        tags:int=0 # `tags` of the manifest: the number of hash tags; 0 for a single server
+    ):
         self.prefix,self.tags = prefix,tags
         self.starts = [f'{{{tag}}}' for tag in _even_tags(prefix, tags)] if tags else [prefix]
         base,at,ingest = prefix.partition('@')
@@ -72,13 +75,7 @@ class _KeyLayout:
         starts = self.starts
         return f'{starts[(crc32(field.encode())+chunk)%len(starts)]}:{field}#{chunk}'
 
-@cache
-def key_layout(
-    prefix:str, # `prefix` of the manifest
-    tags:int=0 # `tags` of the manifest: the number of hash tags; 0 for a single server
-)->_KeyLayout:
-    "The names of the keys of a dataset"
-    return _KeyLayout(prefix, tags)
+key_layout = cache(_KeyLayout) # The names of the keys of a dataset: of the same arguments, one object is kept
 
 def element_size(
     entry:dict # The entry of a fixed-width field in the manifest
