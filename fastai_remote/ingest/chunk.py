@@ -195,12 +195,6 @@ def _image_of_file(
     content = read_file(path)
     return content if isinstance(codec, ImageCodec) else Image.open(io.BytesIO(content))
 
-def _labelled_boxes(fields):
-    "Pairs of a field of boxes and the field of their labels, such as `boxes.npy` and `boxes.labels`"
-    pairs = [(f'{field.removesuffix(".labels")}.npy', field) for field,d in fields.items()
-             if d['codec']=='labels' and 'boxes' in field.split('.')]
-    return [(boxes,labels) for boxes,labels in pairs if boxes in fields]
-
 _CHANGED_KEYS = 'keys of samples were changed: they could not be written, or the sample before had the same one'
 
 class Columns:
@@ -221,7 +215,9 @@ class Columns:
         self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items() if field not in self.masks}
         arrays = {field:d['codec'] for field,d in fields.items() if d['codec'] in ('npy','npz')}
         self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
-        self.boxes = _labelled_boxes(fields)
+        # `{field of boxes: field of their labels}`, such as `{'boxes.npy': 'boxes.labels'}`
+        self.boxes = {f'{field.removesuffix(".labels")}.npy':field for field,d in fields.items()
+                      if d['codec']=='labels' and 'boxes' in field.split('.')}
         self.notes = {}   # `{what encoding has changed: how many samples}`
         # `{field: {label or code: samples}}`
         self.counts = {field:{} for field,d in fields.items() if d['codec'] in ('cls','labels')}
@@ -252,7 +248,15 @@ class Columns:
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
         self._check_kinds(encoded)
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
-        for field,value in encoded.items(): self._append(field, value)
+        for field,value in encoded.items():
+            note = getattr(value, 'note', None)   # what encoding has changed
+            if note:
+                what,_,advice = note.partition('; ')
+                note = f'{what} (field {field!r}); {advice}'
+                self.notes[note] = self.notes.get(note, 0)+1
+            # without the opened image
+            self.values[field].append(bytes(value) if isinstance(value, Encoded) else value)
+            self.nbytes += len(value) if isinstance(value, bytes) else self.width[field]
         for field,counts in self.counts.items():
             labels = dict.fromkeys(several[field]) if field in several else (encoded[field],)
             for label in labels: counts[label] = counts.get(label, 0)+1
@@ -267,21 +271,12 @@ class Columns:
         for field in self.array_masks:
             try: mask_image(decoded(field))
             except ValueError as e: raise ValueError(f'{field}: {e}') from None
-        for boxes,labels in self.boxes:
+        for boxes,labels in self.boxes.items():
+            if boxes not in encoded: continue
             n_boxes,n_labels = len(decoded(boxes)),len(decoded(labels))
             if n_boxes!=n_labels:
                 raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: '
                                  'each box needs one')
-
-    def _append(self, field, value):
-        "Append an encoded value to its column; count its bytes, and in `notes` what encoding has changed"
-        note = getattr(value, 'note', None)
-        if note:
-            what,_,advice = note.partition('; ')
-            note = f'{what} (field {field!r}); {advice}'
-            self.notes[note] = self.notes.get(note, 0)+1
-        self.values[field].append(bytes(value) if isinstance(value, Encoded) else value)   # without the opened image
-        self.nbytes += len(value) if isinstance(value, bytes) else self.width[field]
 
     def _count_image(self, value):
         "Add the image in the encoded `value` to the statistics; does nothing if `value` cannot be opened as an image"
