@@ -203,16 +203,14 @@ def index_shard(
     source:dict, # Arguments of the `Storage` that contains the shards
     chunk:int, # Number of the chunk: each shard is one
     part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
-)->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`), `notes` and `stamp`
+)->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`) and `notes`
     """Write the index of one shard, and record the shard as a chunk
 
     Samples that cannot be indexed become failures. Raises `StoreUnavailable`, and `IngestError` if there are too many
-    fields. For a shard that was indexed before, it raises `StoreExists` if the shard has changed, and `CorruptSample`
-    if its index is damaged."""
+    fields. For a shard that was indexed before, it raises `CorruptSample` if its index is damaged."""
     writer = open_writer()
-    storage = Storage(**source)
-    if not isinstance(part, str): return _keep_shard(writer, storage, chunk, part)
-    name,file = part,_StoredFile(storage, part)
+    if not isinstance(part, str): return _keep_shard(writer, chunk, part)
+    name,file = part,_StoredFile(Storage(**source), part)
     fields = writer.plan['fields']
     image_field = writer.plan['stats'] if has_stats(chunk) else None   # whose images are counted
     vocab = writer.plan['vocab']
@@ -242,7 +240,7 @@ def index_shard(
         columns = found.columns
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
-                  notes=dict(found.notes+left_out), stamp=file.stamp,
+                  notes=dict(found.notes+left_out),
                   counts={field:list(counts.items()) for field,counts in found.counts.items()})
     index = columns.pack(dict(record, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
@@ -255,15 +253,13 @@ def index_shard(
     return record
 
 # %% ../../nbs/ingest/11_index.ipynb #9da0c9df
-def _keep_shard(writer, source, k, row):
+def _keep_shard(writer, k, row):
     """Records a shard that was indexed before as chunk `k`, from its index; returns the record, as `index_shard`
 
-    `source` is the `Storage` of the shards, and `row` is from `_KnownShards.row`. Raises `CorruptSample`, and
-    `StoreExists` if the shard is another now."""
-    name,record = row[0],_earlier_record(writer, row)
+    `row` is from `_KnownShards.row`. Raises `CorruptSample`."""
+    record = _earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
-    stamp = _check_unchanged(source, name, record.get('stamp'), row[3])
-    writer.shards.append([*row[:-1], stamp_number(stamp)])
+    writer.shards.append(row)
     writer.done(k, record, failures)
     return record
 
@@ -278,22 +274,21 @@ def _earlier_record(writer, row):
         raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
     return ShardIndex(content, file).record
 
-def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
-    """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
+def _check_unchanged(source, shards, advice='overwrite=True indexes all shards anew'):
+    """Raises `StoreExists` if a shard is another than when it was indexed; returns the `stamp_number` that each has now
 
-    Returns the stamp that the shard has now. `advice` ends the message. The bytes are read only if the shard's stamp is
-    not the one it had: a copy of a shard has another stamp, too."""
-    _,now = source.size_and_stamp(name)
-    if now!=stamp: _compare_bytes(source, name, crc, advice)
-    return now
-
-def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards anew'):
-    "As `_check_unchanged`, whatever the stamp is"
-    file = _StoredFile(source, name)
-    file.content.drain()
-    if file.crc!=crc:
-        raise StoreExists(f'{source.url}: {name} has changed since it was indexed: its {file.size:,} bytes do not '
-                          f'match their checksum; {advice}')
+    `shards` is a list of what they had then: `(name, size, crc, stamp_number)`. `advice` ends the message. The bytes of
+    a shard are read only if its stamp is not the one it had: a copy of a shard has another stamp, too."""
+    with ThreadPoolExecutor(16) as pool: found = list(pool.map(source.size_and_stamp, [name for name,*_ in shards]))
+    stamps = [stamp_number(stamp) for _,stamp in found]
+    for (name,indexed,crc,before),(size,_),stamp in zip(shards, found, stamps):
+        what = f'{source.url}: {name} has changed since it was indexed'
+        if size!=indexed: raise StoreExists(f'{what}: it has {size:,} bytes, and had {indexed:,}; {advice}')
+        if stamp==before: continue
+        file = _StoredFile(source, name)
+        file.content.drain()
+        if file.crc!=crc: raise StoreExists(f'{what}: its {size:,} bytes do not match their checksum; {advice}')
+    return stamps
 
 # %% ../../nbs/ingest/11_index.ipynb #3c983ea2
 def _fields_of(storage, names, vocab, n=100):
@@ -385,17 +380,19 @@ class _KnownShards:
         writer:ShardWriter, # Of the index
         source:Storage, # The folder of the shards
         names:list, # Names of the shards that are there
+        labels:dict, # Vocabularies that were given, or `None`
         overwrite:bool, # Forget what was indexed earlier?
     ):
-        """Raises `StoreExists` if some are gone or have another size, or if what is there is no index to add shards to
+        """Raises `StoreExists` if some are gone or have changed, or if what is there is no index to add shards to
 
-        Raises `CorruptSample` if the first index is damaged or gone."""
+        Also if `labels` are given, and are not those of the earlier call. Raises `CorruptSample` if the first index is
+        damaged or gone."""
         self.positions,self.dataset,self.is_complete = {},writer.place.committed(),False
-        self.url = writer.url
+        where = writer.url
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
             return
-        where,dataset = self.url,self.dataset
+        dataset = self.dataset
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
         if dataset.parts:
@@ -408,39 +405,21 @@ class _KnownShards:
         if lost is not None:
             raise StoreExists(f'{where}: {lost} is indexed, and not among the {len(names):,} shards that are there '
                               'now; overwrite=True indexes these anew')
-        known = list(self.positions)
-        self._compare_sizes(source, known)
+        table = self.table
+        known = list(zip(self.positions, table.size.tolist(), table.crc.tolist(), table.stamp.tolist()))
+        self.stamps = _check_unchanged(source, known)
         self.is_complete = len(known)==len(names) # Is no shard new?
-        self.fields = _earlier_record(writer, self.row(known[0]))['plan']
+        self.fields = _earlier_record(writer, table.row(0))['plan']
         self.vocab = {field:dataset.vocab[field] for field,spec in self.fields.items() if spec.get('named')}
-
-    def _compare_sizes(self, source, names):
-        "Raises `StoreExists` if one of the shards `names` has another size than when it was indexed"
-        for name,size in zip(names, _sizes(source, names)):
-            indexed = int(self.table.size[self.positions[name]])
-            if size!=indexed:
-                raise StoreExists(f'{source.url}: {name} has changed since it was indexed: it has {size:,} bytes, and '
-                                  f'had {indexed:,}; overwrite=True indexes all shards anew')
+        if labels not in (None,self.vocab):
+            raise StoreExists(f'{where}: the tars here were indexed {"with another" if self.vocab else "without"} '
+                              'vocab=; overwrite=True indexes them anew')
 
     def row(self, name:str)->list: # `None` if the shard is new
-        "The row of a shard in the table, a list as in `ShardWriter.shards`"
-        return self.table.row(self.positions[name]) if name in self.positions else None
-
-# %% ../../nbs/ingest/11_index.ipynb #9443aedd
-@patch
-def check_labels(self:_KnownShards, labels):
-    "Raises `StoreExists` unless `labels`, vocabularies or `None`, are those of the earlier call, if there was one"
-    if self.dataset is None or labels in (None,self.vocab): return
-    raise StoreExists(f'{self.url}: the tars here were indexed {"with another" if self.vocab else "without"} '
-                      'vocab=; overwrite=True indexes them anew')
-
-@patch
-def check_contents(self:_KnownShards, source):
-    "Raises `StoreExists` if the bytes of a shard are others than when it was indexed, by its stamp or its checksum"
-    known = list(self.positions)
-    with ThreadPoolExecutor(16) as pool: stamps = pool.map(source.size_and_stamp, known)
-    for name,shard,(_,stamp) in zip(known, self.positions.values(), stamps):
-        if stamp_number(stamp)!=self.table.stamp_of(shard): _compare_bytes(source, name, int(self.table.crc[shard]))
+        "The row of a shard in the table, a list as in `ShardWriter.shards`, with the stamp that it has now"
+        if name not in self.positions: return None
+        shard = self.positions[name]
+        return [*self.table.row(shard)[:-1], self.stamps[shard]]
 
 # %% ../../nbs/ingest/11_index.ipynb #5dc74d50
 def _source_of(url, timeout, storage_options):
@@ -523,15 +502,6 @@ def _sizes(source, names, step=1000):
     pages = [[source.path(name) for name in names[k:k+step]] for k in range(0, len(names), step)]
     return [size for page in pages for size in source.call(lambda fs: fs.sizes(page))]
 
-def _check_recorded(writer, source):
-    """Raises `StoreExists` if a shard that an interrupted run has indexed is another now
-
-    `source` is the `Storage` of the shards. Their sizes are a part of the signature of the ingest already."""
-    for _,record in writer.records():
-        for name,_,_,crc,*_ in record['shards']:
-            advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
-            _check_unchanged(source, name, record.get('stamp'), crc, advice)
-
 def _check_not_ours(source):
     "Raises `StoreExists` if the shards in the `Storage` `source` are those of `to_shards`, or will be"
     place = FolderPlace(source)
@@ -610,19 +580,19 @@ def index_shards(
     writer = ShardWriter(target, name=source.name if to is None else None, foreign=True)
     names,ranges,left_out = _named(source, given, splits, to)
     if to is None: _check_not_ours(source)
-    known = _KnownShards(writer, source, names, overwrite)
-    known.check_labels(labels)
+    known = _KnownShards(writer, source, names, labels, overwrite)
     base = '' if to is None else source.url
     plan = partial(_index_plan, writer, source, names, known, splits, labels, ranges, base)
     try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete)
     except StoreExists as e:
         if not known.is_complete: raise
-        known.check_contents(source)
         raise StoreExists(f'{writer.url}: these {len(names):,} shards are indexed already, and none is new; '
                           'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)
     try:
-        _check_recorded(writer, source)
+        recorded = [(row[0], row[2], row[3], row[-1]) for _,record in writer.records() for row in record['shards']]
+        advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
+        _check_unchanged(source, recorded, advice)
         report = run_ingest(job, writer, num_workers, limit, progress)
         report.open_store = partial(ShardStore, source if to is None else target, shards_url=to and source)
         if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0

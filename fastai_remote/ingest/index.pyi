@@ -74,16 +74,13 @@ def _labels(content, codes=None):
 def index_shard(open_writer, source: dict, chunk: int, part) -> dict:
     ...
 
-def _keep_shard(writer, source, k, row):
+def _keep_shard(writer, k, row):
     ...
 
 def _earlier_record(writer, row):
     ...
 
-def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
-    ...
-
-def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards anew'):
+def _check_unchanged(source, shards, advice='overwrite=True indexes all shards anew'):
     ...
 
 def _fields_of(storage, names, vocab, n=100):
@@ -113,27 +110,18 @@ class ShardIndexJob(IngestJob):
         ...
 
 class _KnownShards:
-    url: Any
     table: Any
     positions: Any
+    stamps: Any
     is_complete: Any
     fields: Any
     vocab: Any
     dataset: Any
 
-    def __init__(self, writer: ShardWriter, source: Storage, names: list, overwrite: bool):
-        ...
-
-    def _compare_sizes(self, source, names):
+    def __init__(self, writer: ShardWriter, source: Storage, names: list, labels: dict, overwrite: bool):
         ...
 
     def row(self, name: str) -> list:
-        ...
-
-    def check_labels(self, labels):
-        ...
-
-    def check_contents(self, source):
         ...
 
 def _source_of(url, timeout, storage_options):
@@ -155,9 +143,6 @@ def _first_repeated(names):
     ...
 
 def _sizes(source, names, step=1000):
-    ...
-
-def _check_recorded(writer, source):
     ...
 
 def _check_not_ours(source):
