@@ -389,12 +389,6 @@ def seal(
     rest = json.dumps(content, ensure_ascii=False, separators=(',',':'))[1:].encode('utf-8', 'surrogatepass')
     return b'{"crc":"%08x",' % crc32(rest)+rest
 
-def is_sealed(
-    stored:bytes # Anything
-)->bool:
-    "Does `stored` begin as what `seal` returns?"
-    return _seal_start.match(stored) is not None
-
 def unseal(
     stored:bytes, # What `seal` returned
     limit:int=MAX_PARSED # As in `parse_json`
@@ -407,23 +401,30 @@ def unseal(
     content.pop('crc')
     return content
 
+# What JSON of others may hold: each function tells whether a value has the right types, and is in its limits.
+
 _dtypes = 'i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8'
+_MAX_TAGS = 1<<14 # Hash tags: a cluster has no more slots
+_uid = re.compile(r'[!-.0-[\]-~]{0,100}')   # it is a part of the names of files
+_summary_lengths = dict(width=(3,), height=(3,), mean=(1,3), std=(1,3), grey=(2,))   # of lists of numbers
+
+def _is_count(o, end=1<<62): return type(o) is int and 0<=o<end
+
+def _is_text(o):
+    try: return isinstance(o, str) and o.encode() is not None
+    except UnicodeEncodeError: return False
+
+def _is_list(o, *kinds): return isinstance(o, list) and all(type(value) in kinds for value in o)
 
 def _is_field(o):
-    if not isinstance(o, dict) or not isinstance(o.get('codec'), str): return False
-    n = o.get('n', 0)
+    if not isinstance(o, dict) or not isinstance(o.get('codec'), str) or not _is_count(o.get('n', 0)): return False
     if o.get('check') not in (None, 'u4') or o.get('check') and o.get('dtype') is None: return False
-    return o.get('dtype', 0) in (None, *_dtypes) and type(n) is int and n>=0
+    return o.get('dtype', 0) in (None, *_dtypes)
 
-_MAX_TAGS = 1<<14 # Hash tags: a cluster has no more slots
-_part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int)
-
-def _is_part(o):
-    if not isinstance(o, dict): return False
-    if any(type(o.get(key)) is not kind for key,kind in _part_types.items()): return False
-    if min(o['tags'], o['n'], o['failed'])<0 or o['tags']>_MAX_TAGS or o['n']>=1<<62 or not _is_utf8(o['prefix']):
-        return False
-    return all(map(_is_field, o['fields'].values())) and _are_gaps(o.get('gaps', {}), o['n'])
+def _is_summary(o):
+    "Has `o` the types of `ImageStats.summary`?"
+    if not isinstance(o, dict) or type(o.get('n')) is not int or not isinstance(o.get('image'), str): return False
+    return all(_is_list(o.get(key), int, float) and len(o[key]) in lengths for key,lengths in _summary_lengths.items())
 
 def _are_gaps(o, n):
     "Is `o` a valid `gaps` of a manifest, or of a part, with `n` samples?"
@@ -431,38 +432,25 @@ def _are_gaps(o, n):
     if not isinstance(o, dict) or any(type(o.get(key)) is not int for key in ('places','runs','crc')): return False
     return n<o['places']<1<<62 and 0<o['runs']<=min(MAX_GAPS, o['places']-n)
 
-def _is_utf8(text):
-    try: return text.encode() is not None
-    except UnicodeEncodeError: return False
+def _are_runs(o, fields):
+    "Is `o` a valid `runs` of a manifest, which gives each of `fields` the number of a table?"
+    lengths,columns = o.get('lengths'),o.get('columns')
+    if not isinstance(o.get('key'), str) or not isinstance(o.get('crc'), int): return False
+    if not lengths or not _is_list(lengths, int) or any(not 0<=n<=MAX_RUNS for n in lengths): return False
+    return isinstance(columns, dict) and all(_is_count(columns.get(field), len(lengths)) for field in fields)
 
-def _is_list(o, *kinds): return isinstance(o, list) and all(type(value) in kinds for value in o)
+_of_part = dict(prefix=_is_text, tags=lambda o: _is_count(o, _MAX_TAGS+1), n=_is_count, failed=_is_count)
+_of_manifest = dict(_of_part, nbytes=_is_count, uid=_uid.fullmatch, appended=lambda o: _is_list(o, str),
+                    earlier=lambda o: _is_list(o, str))
+# Of the values of dicts
+_of_entries = dict(fields=_is_field, stats=_is_summary, splits=lambda o: _is_list(o, int) and len(o)==2,
+    vocab=lambda o: _is_list(o, str, int, bool), counts=lambda o: _is_list(o, int) and all(map(_is_count, o)))
 
-_summary_lengths = dict(width=(3,), height=(3,), mean=(1,3), std=(1,3), grey=(2,))   # of lists of numbers
+def _is_part(o):
+    if not isinstance(o, dict) or not isinstance(o.get('fields'), dict): return False
+    if not all(name in o and is_valid(o[name]) for name,is_valid in _of_part.items()): return False
+    return all(map(_is_field, o['fields'].values())) and _are_gaps(o.get('gaps', {}), o['n'])
 
-def _is_summary(o):
-    "Has `o` the types of `ImageStats.summary`?"
-    if not isinstance(o, dict) or type(o.get('n')) is not int or not isinstance(o.get('image'), str): return False
-    return all(_is_list(o.get(key), int, float) and len(o[key]) in lengths for key,lengths in _summary_lengths.items())
-
-def are_runs(d):
-    """Whether `runs` of `d`, the parsed JSON of a manifest, has the types of `Manifest.runs`, and all fields a table
-
-    Its `columns` give each field the number of its table. `d` must have `fields`, and `runs`, if any, be a dict."""
-    runs = d.get('runs', {})
-    lengths,columns = runs.get('lengths'),runs.get('columns')
-    if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False
-    if not lengths or not _is_list(lengths, int) or any(not 0<=n<=1<<20 for n in lengths): return False
-    if not isinstance(columns, dict): return False
-    return all(type(columns.get(field)) is int and 0<=columns[field]<len(lengths) for field in d['fields'])
-
-# Whether a value of each dict in a manifest has the right type.
-_is_valid = dict(fields=_is_field,
-    splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
-    vocab=lambda o: _is_list(o, str, int, bool),
-    counts=lambda o: _is_list(o, int) and all(0<=n<1<<62 for n in o),
-    stats=_is_summary)
-
-_uid = re.compile(r'[!-.0-[\]-~]{0,100}')   # it is a part of the names of files
 _HEAD_BYTES = 64   # of a manifest: its checksum, and its uid
 
 @dataclass
@@ -524,7 +512,7 @@ class Manifest:
         where:str='manifest', # Name for error messages
     ):
         "The manifest; raises `CorruptSample` if it is damaged, and `UnsupportedFormat` for a newer one, or none at all"
-        if not is_sealed(stored): raise UnsupportedFormat(f'{where}: not a manifest: {stored[:40]!r}')
+        if not _seal_start.match(stored): raise UnsupportedFormat(f'{where}: not a manifest: {stored[:40]!r}')
         try:
             if len(stored)>MAX_MANIFEST: raise TooLarge(f'more than {MAX_MANIFEST:,} bytes')
             content = unseal(stored)
@@ -550,33 +538,24 @@ class Manifest:
         if version>cls.newest_format:
             raise NewerFormat(f'{where}: format {version}; this version reads up to {cls.newest_format}: '
                               'upgrade fastai_remote')
-        attributes = cls.__dataclass_fields__
+        known,checks = cls.__dataclass_fields__,_of_manifest
         bad = [name for name in ('name','n','fields') if name not in content]
-        bad += [name for name,attribute in attributes.items()
-                if name in content and type(content[name]) is not attribute.type]
-        bad += [name for name in ('nbytes','failed','tags') if name not in bad and content.get(name, 0)<0]
-        if 'tags' not in bad and content.get('tags', 0)>_MAX_TAGS: bad += ['tags']
-        if 'prefix' not in bad and not _is_utf8(content.get('prefix', '')): bad += ['prefix']
-        if 'uid' not in bad and not _uid.fullmatch(content.get('uid', '')): bad += ['uid']
-        bad += [name for name in ('appended','earlier')
-                if name not in bad and not _is_list(content.get(name, []), str)]
+        bad += [name for name in content if name in known and type(content[name]) is not known[name].type]
+        bad += [name for name in content if name in checks and name not in bad and not checks[name](content[name])]
         if not bad:
-            values = [(name,field,value) for name in _is_valid for field,value in content.get(name, {}).items()]
-            bad = [f'{name} {field!r}' for name,field,value in values
-                   if not _is_utf8(field) or not _is_valid[name](value)]
+            bad = [f'{name} {key!r}' for name,is_valid in _of_entries.items()
+                   for key,value in content.get(name, {}).items() if not _is_text(key) or not is_valid(value)]
         if not bad:
-            fields = content['fields']
-            sums = [field for field in fields if field.endswith('.crc') and field.removesuffix('.crc') in fields]
-            bad += [f'fields {field!r}' for field in sums if fields[field].get('dtype')!='u4']
+            n,fields,splits = content['n'],content['fields'],content.get('splits', {})
+            bad += [f'fields {field!r}' for field,entry in fields.items()
+                    if field.endswith('.crc') and field.removesuffix('.crc') in fields and entry.get('dtype')!='u4']
             bad += [f'counts {field!r}' for field in content.get('counts', {}) if field not in content.get('vocab', {})]
+            bad += [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
-            if (content.get('parts') or content.get('runs')) and not are_runs(content): bad += ['runs']
-            if not _are_gaps(content.get('gaps', {}), content['n']): bad += ['gaps']
-        if not bad:
-            n,splits = content['n'],content.get('splits', {})
-            bad = [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]
-        if bad or not 0<=content['n']<1<<62:
-            raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
+            runs = content.get('runs', {})
+            if (content.get('parts') or runs) and not _are_runs(runs, fields): bad += ['runs']
+            if not _are_gaps(content.get('gaps', {}), n): bad += ['gaps']
+        if bad: raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad)}")
 
     def part_entries(self)->list: # Of dicts
         "The entry of each part, as in `parts`; of a dataset that was never changed, what describes its only part"
