@@ -130,23 +130,11 @@ class RunTable:
         lengths = np.insert(np.diff(starts, append=self.n), k, n)
         return self._joined(lengths, np.insert(parts, k, part), np.insert(firsts, k, first))
 
-    def to_bytes(self)->bytes:
-        "The runs as they are stored: starts, parts and firsts, each as int64, little-endian"
-        return np.stack([self.starts, self.parts, self.firsts]).astype('<i8').tobytes()
-
-    @classmethod
-    def from_bytes(cls,
-        stored:bytes, # What `to_bytes` returned
-        n:int # Number of samples
-    ):
-        "The table; raises `ValueError` if `stored` cannot be one of `n` samples"
-        return cls(*np.frombuffer(stored, '<i8').reshape(3, -1), n)
-
 def pack_tables(
     tables:list # Of `RunTable`
 )->bytes:
-    "The tables as they are stored, one behind the other"
-    return b''.join(table.to_bytes() for table in tables)
+    "The tables as they are stored, one behind the other: starts, parts and firsts, each as int64, little-endian"
+    return b''.join(np.stack([o.starts, o.parts, o.firsts]).astype('<i8').tobytes() for o in tables)
 
 def unpack_tables(
     stored:bytes, # What `pack_tables` returned
@@ -156,7 +144,7 @@ def unpack_tables(
     "The tables in `stored`; raises `ValueError` if these cannot be tables of `n` samples"
     ends = 24*np.cumsum([0,*lengths])
     if ends[-1]!=len(stored): raise ValueError('bytes of other tables')
-    return [RunTable.from_bytes(stored[start:end], n) for start,end in zip(ends, ends[1:])]
+    return [RunTable(*np.frombuffer(stored[start:end], '<i8').reshape(3, -1), n) for start,end in zip(ends, ends[1:])]
 
 class TooManyRuns(ValueError):
     "A table would take too much memory, as the samples that are changed, or failed, are scattered over a large dataset"

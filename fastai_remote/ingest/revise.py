@@ -216,7 +216,9 @@ class RevisionOps:
         return, which know their version of the dataset. Raises `IndexError` for a sample that does not exist,
         `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample is to be removed
         and changed, if none would be left, or for numbers of another version."""
-        drop,values = _numbers_to_drop(self, drop),_values_to_set(self, set)
+        _check_version(self, drop)
+        drop = np.unique(self.check_numbers(list(drop) if np.iterable(drop) else drop))
+        values = _values_to_set(self, set)
         both = [number for changed in values.values() for number in np.intersect1d(list(changed), drop).tolist()]
         if both: raise ValueError(f'{self.name}: sample {both[0]} is to be removed and changed')
         if len(drop)==len(self): raise ValueError(f'{self.name}: no sample would be left; delete the dataset')
@@ -281,10 +283,6 @@ def _check_splits(store, source):
     has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
     advice = f"{{{next(iter(store.splits))!r}: source}} names one" if store.splits else 'append them without'
     raise ValueError(f'{store.name} {has}, and the new samples have {"none" if store.splits else "some"}: {advice}')
-
-def _numbers_to_drop(store, drop):
-    _check_version(store, drop)
-    return np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
 
 def _values_to_set(store, changes):
     "`{field: {sample number: new value}}`, with numbers as `int` and without fields that do not change"

@@ -189,20 +189,14 @@ class RedisVersion(NewVersion):
             if self.fields[field]['dtype'] is not None: continue
             self.subtract_bytes(round(self.mean_bytes(field)*len(numbers)))
             for part,_,places in self.store.groups(numbers, field):
-                self._free_values(part.layout, field, np.sort(places))
-
-    def _free_values(self, layout, field, numbers):
-        """Adds the keys of `field` at the places `numbers` of a part, ascending and not empty, to `before`
-
-        Does nothing if there would be more than `MAX_UNUSED` ranges. `layout` is the `key_layout` of the part."""
-        ends = np.flatnonzero(np.diff(numbers)!=1)+1
-        firsts,stops = numbers[[0,*ends]],numbers[[*(ends-1), len(numbers)-1]]+1
-        if len(self.before)+len(firsts)*len(layout.starts)>MAX_UNUSED: return
-        n_tags = len(layout.starts)
-        for first,stop in zip(firsts.tolist(), stops.tolist()):
-            for k,start in enumerate(layout.starts):
-                begin = first+(k-first)%n_tags   # a tag has every n-th number
-                if begin<stop: self.before.append([f'{start}:{field}:', begin, stop, n_tags])
+                starts,places = part.layout.starts,np.sort(places)
+                n_tags,ends = len(starts),np.flatnonzero(np.diff(places)!=1)+1
+                if len(self.before)+(len(ends)+1)*n_tags>MAX_UNUSED: continue
+                for run in np.split(places, ends):   # of consecutive places
+                    first,stop = int(run[0]),int(run[-1])+1
+                    for k,start in enumerate(starts):
+                        begin = first+(k-first)%n_tags   # a tag has every n-th number
+                        if begin<stop: self.before.append([f'{start}:{field}:', begin, stop, n_tags])
 
     def forget(self, fields):
         for field in fields:

@@ -208,7 +208,8 @@ class Append(Change):
         (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
         number = version.add_part(part)
         for split,first,count,at,span in _grown_splits(store, part):
-            if count: version.insert(at, number, first, count)
+            samples = at,number,first,count
+            if count: version.change_columns(('', *version.fields), lambda table: table.insert(*samples))
             if split: splits[split] = span
         manifest.splits,manifest.appended = splits,[*manifest.appended, self.signature]
         _add_stats(manifest, len(store), part)
@@ -255,8 +256,9 @@ class Edit(Change):
         if len(self.dropped):
             version.free(self.dropped, store.fields)
             _subtract_counts(manifest, store, self.dropped, store.fields)
-            version.drop(self.dropped)
-            manifest.splits = _shrunk_splits(store.splits, self.dropped)
+            version.change_columns(('', *version.fields), lambda table: table.drop(self.dropped))
+            manifest.splits = {split:[int(i-np.searchsorted(self.dropped, i)) for i in span]
+                               for split,span in store.splits.items()}   # the others move up
         if self.drop_fields: version.drop_fields(self.drop_fields)
         # statistics are sums over some of the images, so those that are replaced cannot be subtracted
         kept = {} if len(self.dropped) else manifest.stats
@@ -341,21 +343,6 @@ class NewVersion:
             if id(table) not in changed: changed[id(table)] = table,change(table)
             self.columns[field] = changed[id(table)][1]
 
-    def insert(self,
-        at:int, # The number that the first new sample gets
-        part:int, # As `add_part` returned it
-        first:int, # Number of the first new sample in the part
-        n:int # How many they are
-    ):
-        "Adds samples of a part to all fields"
-        self.change_columns(('', *self.fields), lambda table: table.insert(at, part, first, n))
-
-    def drop(self,
-        numbers:np.ndarray # Sample numbers of the version before, ascending
-    ):
-        "Removes samples from all fields"
-        self.change_columns(('', *self.fields), lambda table: table.drop(numbers))
-
     def drop_fields(self,
         names # Names of fields
     ):
@@ -432,10 +419,6 @@ def _grown_splits(store, part):
         first,last = new.get(split, (0,0))
         yield split,first,last-first,stop+shift,[start+shift,stop+shift+last-first]
         shift += last-first
-
-def _shrunk_splits(splits, dropped):
-    "The `splits` of the dataset without the samples `dropped`, an ascending array; the others move up"
-    return {split:[int(i-np.searchsorted(dropped, i)) for i in span] for split,span in splits.items()}
 
 def _subtract_counts(manifest, store, numbers, fields, step=1<<16):
     """Reduces `manifest.counts` of `fields` by the labels that the samples `numbers` have in `store`, if they have any
