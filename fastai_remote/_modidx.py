@@ -1681,8 +1681,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader._check_failures': ( 'store/redis.html#redisreader._check_failures',
                                                                                                       'fastai_remote/store/redis.py'),
-                                           'fastai_remote.store.redis.RedisReader._check_fixed': ( 'store/redis.html#redisreader._check_fixed',
-                                                                                                   'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader._check_names': ( 'store/redis.html#redisreader._check_names',
                                                                                                    'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader._request': ( 'store/redis.html#redisreader._request',

@@ -110,7 +110,7 @@ def test_pauses_double_up_to_the_longest_and_are_shortened_at_random(clock):
     assert min(clock.pauses)<.6 and max(clock.pauses)>.9
 
 def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(clock):
-    retries = Retries('redis://server', 3, pause=1, secrets=['s3cret'], advice='; set URL')
+    retries = Retries('redis://server', 3, pause=1, secrets=lambda: ['s3cret'], advice='; set URL')
     with pytest.raises(StoreUnavailable) as e: retries.call(failing(*[ConnectionError('reset by s3cret')]*99), handle)
     assert clock.now<=3 and type(e.value.__cause__) is ConnectionError and str(e.value.__cause__)=='reset by ***'
     attempts = f'{len(clock.pauses)+1} attempts in {clock.now:.1f} s'

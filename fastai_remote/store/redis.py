@@ -245,15 +245,12 @@ def read_parts(self:RedisReader, requests, again=False):
     found = self._request(requests)
     if any(map(_is_incomplete, found)):
         self.check_version(is_missing=True)
-        for request,values in zip(requests, found): self._check_fixed(request, values)
+        fixed = [field for field,entry in self.manifest.fields.items() if entry['dtype'] is not None]
+        for request,values in zip(requests, found):
+            for field in request.fields:
+                if field in fixed and isinstance(values[field], list):
+                    raise_missing(self, request.numbers, field, values[field])
     return found
-
-@patch
-def _check_fixed(self:RedisReader, request, values):
-    "Raises `MissingSample` if one of `values` of a fixed-width field is missing"
-    for field in request.fields:
-        if self.manifest.fields.get(field, {}).get('dtype') is not None and isinstance(values[field], list):
-            raise_missing(self, request.numbers, field, values[field])
 
 @patch
 def _request(self:RedisReader, requests, from_replica=False):

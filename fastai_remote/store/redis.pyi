@@ -104,9 +104,6 @@ class RedisReader(StoredDataset):
     def read_parts(self, requests, again=False):
         ...
 
-    def _check_fixed(self, request, values):
-        ...
-
     def _request(self, requests, from_replica=False):
         ...
 

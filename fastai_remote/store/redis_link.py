@@ -260,9 +260,7 @@ class RedisLink:
         if outer is not None: seconds = min(seconds, outer())
         deadline = monotonic()+seconds
         if timeout is None and not self.has_answered: seconds = min(2., seconds)
-        has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
-        retries = Retries(self.url, seconds, pause=.02, longest_pause=1.,
-            secrets=self._secret_texts if has_secrets else None, advice=self._advice)
+        retries = Retries(self.url, seconds, .02, longest_pause=1., secrets=self._secret_texts, advice=self._advice)
         this_call.remaining = lambda: deadline-monotonic()
         try: result = retries.call(lambda: f(self.servers.client if key is None else self.servers.node_client(key)),
                                    lambda error: self._handle(error, retries))
@@ -318,7 +316,8 @@ class RedisLink:
 
     def _secret_texts(self):
         """What messages must not show: passwords, also the one that a `credential_provider` returns now, and other
-        secrets"""
+        secrets; `None` if there are none"""
+        if not (self._secret or self._sentinel_secret or hidden_names(self.kwargs)): return None
         provider,password = self.kwargs.get('credential_provider'),None
         if provider is not None:
             with suppress(Exception): *_,password = provider.get_credentials()   # without them, none were sent

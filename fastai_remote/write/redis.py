@@ -110,10 +110,10 @@ def _lost_of_field(link, layout, field, spec, numbers):
     check = spec.get('check')
     commands,reads = packed_reads(layout, f'{field}~' if spec.get('staged') else field, spec['dtype'], numbers, check)
     crcs = np.zeros(len(numbers), np.uint32) if check else None
-    values,gaps = unpack_replies(reads, iter(link.send(commands)), spec['dtype'], len(numbers), crcs)
+    values,_ = unpack_replies(reads, iter(link.send(commands)), spec['dtype'], len(numbers), crcs)
     if check: return numbers[packed_crcs(values, numbers)!=crcs]
     # these are the checksums of the values of another field; only that of an empty value is 0, and of one in 2**32
-    unsure = np.union1d(numbers[values==0], numbers[gaps])
+    unsure = numbers[values==0]   # one that is not there is read as 0
     keys = layout.values(field.removesuffix('.crc'), unsure.tolist())
     lengths = link.send([('STRLEN', key) for key in keys])
     return unsure[np.array(lengths, np.int64)>0]
