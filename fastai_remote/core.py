@@ -332,10 +332,10 @@ MAX_PARSED = 1<<27 # Bytes of memory that reading a manifest, or another descrip
 
 _MOST_PER_BYTE = 150 # No JSON takes more bytes of memory for each of its own
 
-def parsed_bytes(
-    text:bytes # JSON
-)->int: # Bytes of memory, at least as many as `json.loads` and the checksum of the result take
-    "How much memory JSON may take, by what is in it: `[{},{},…]` takes 25 times its length"
+def _parsed_bytes(text):
+    """Bytes of memory that `json.loads` of `text`, `bytes`, and the checksum of the result take at most
+
+    It depends on what is in it: `[{},{},…]` takes 25 times its length."""
     codes = np.frombuffer(text, np.uint8)
     largest,n_chars = int(codes.max(initial=0)),len(text)
     if json.detect_encoding(text).startswith('utf-8'): n_chars = int(np.count_nonzero(codes&0xC0!=0x80))
@@ -355,7 +355,7 @@ def parse_json(
 
     Raises `TooLarge`, before anything is parsed, and `ValueError` for what is no JSON, or nested too deeply."""
     text = text.encode('utf-8', 'surrogatepass') if isinstance(text, str) else bytes(text)
-    needed = parsed_bytes(text) if len(text)*_MOST_PER_BYTE>limit else 0   # short texts are not looked at
+    needed = _parsed_bytes(text) if len(text)*_MOST_PER_BYTE>limit else 0   # short texts are not looked at
     if needed>limit:
         raise TooLarge(f'JSON of {len(text):,} bytes that takes up to {needed:,} bytes of memory; '
                        f'{limit:,} is the limit')
@@ -486,7 +486,7 @@ class Manifest:
         content = {name:getattr(self, name) for name in self.__dataclass_fields__}
         described = {key:value for key,value in content.items() if value or key not in self._optional}
         stored = seal({'uid':self.uid, **described})
-        if len(stored)>MAX_MANIFEST or parsed_bytes(stored)>MAX_PARSED:
+        if len(stored)>MAX_MANIFEST or _parsed_bytes(stored)>MAX_PARSED:
             largest = max(self.vocab, key=lambda field: len(self.vocab[field]), default=None)
             what = '' if largest is None else f', {len(self.vocab[largest]):,} of them labels of {largest!r}'
             raise StoreError(f'{self.name}: a manifest of {len(stored):,} bytes{what}: more than any reader accepts; '

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 from fastcore.basics import patch, store_attr
@@ -60,7 +60,7 @@ class _StoredFile:
         pieces = self._pieces()
         first = next(pieces, b'')
         self.compression = compression_of(first[:16], f'{storage.url}/{name}')
-        self.content = Uncompressed(_with_first(first, pieces), decompressor(self.compression))
+        self.content = Uncompressed(chain([first], pieces), decompressor(self.compression))
 
     def _pieces(self):
         "Yields the bytes of the file in pieces, and adds them to `crc` and `size`"
@@ -69,10 +69,6 @@ class _StoredFile:
             if data: yield data
         if self.size<self.total:
             raise StoreUnavailable(f'{self.storage.url}: {self.name}: {self.size:,} bytes came of {self.total:,}')
-
-def _with_first(first, pieces):
-    yield first
-    yield from pieces
 
 # %% ../../nbs/ingest/11_index.ipynb #1cb6222c
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
@@ -454,16 +450,12 @@ def _tars_in(source, to):
     folder, `to`, they are kept."""
     files = source.files()
     datasets = [name.removesuffix('manifest.json') for name in files if name.endswith('/manifest.json')]
-    own = set() if to is not None else {folder+name for folder in datasets for name in _own_shards_in(source, folder)}
-    def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name)
+    own = set()   # shards that have an index
+    for folder in datasets if to is None else ():
+        indices = [name for name in source.names(folder+INDEX_FOLDER) if name.endswith(INDEX_SUFFIX)]
+        own |= {folder+name.removesuffix(INDEX_SUFFIX) for name in indices}
+    def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not name.rpartition('/')[2].startswith('.')
     return [name for name in files if is_tar(name) and name not in own]
-
-def _own_shards_in(source, folder):
-    "The names of the shards in a subfolder, whose path ends in '/', that have an index there"
-    names = source.names(folder+INDEX_FOLDER)
-    return [name.removesuffix(INDEX_SUFFIX) for name in names if name.endswith(INDEX_SUFFIX)]
-
-def _is_hidden(name): return name.rpartition('/')[2].startswith('.')
 
 # %% ../../nbs/ingest/11_index.ipynb #fac468ce
 def _named(source, given, splits, to=None):

@@ -22,9 +22,6 @@ class _StoredFile:
 
     def _pieces(self):
         ...
-
-def _with_first(first, pieces):
-    ...
 _MAX_VALUE: Any
 _MAX_FIELDS: Any
 
@@ -128,12 +125,6 @@ def _source_of(url, timeout, storage_options):
     ...
 
 def _tars_in(source, to):
-    ...
-
-def _own_shards_in(source, folder):
-    ...
-
-def _is_hidden(name):
     ...
 
 def _named(source, given, splits, to=None):

@@ -22,9 +22,7 @@ from .connection import call_in_thread, SecretOptions, unseeded
 
 _ALL_KEYS = 'MGET','DEL','UNLINK','WATCH'   # commands whose arguments are all keys
 
-def key_pattern(
-    key:str # A key of a dataset
-)->str:
+def _key_pattern(key):
     """The pattern of an access list that allows `key`, and the keys of all versions of its dataset that begin alike
 
     It is `pets@*` for 'pets@7c1:jpg:7', `pets:*` for 'pets:meta', and `{pets.*` for '{pets.3}:jpg:7' in a cluster."""
@@ -49,33 +47,24 @@ def missing_right(
         return f'this user may not run {name}: its access list (ACL) needs +{right} ({reply})'
     keys = [key.decode(errors='replace') if isinstance(key, bytes) else str(key) for key in command[1:]]
     if name not in _ALL_KEYS: keys = keys[:1]
-    patterns = ' '.join(dict.fromkeys(f'~{key_pattern(key)}' for key in keys))
+    patterns = ' '.join(dict.fromkeys(f'~{_key_pattern(key)}' for key in keys))
     return f'this user may not {name} {keys[0]!r}: its access list (ACL) needs {patterns} ({reply})'
-
-# This sentence is added where a command fails, because only there the command is known.
-
-def explain_missing_right(
-    error:redis.exceptions.NoPermissionError, # What redis-py made of the server's answer
-    command:tuple # The command and its arguments
-):
-    "Makes the message of `error` that of `missing_right`"
-    error.args = (missing_right(str(error), command),)
 
 # A key is on another node, or its slot is being moved.
 redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError,
     redis.exceptions.TryAgainError)
 
-def check_replies(
-    commands, # Tuples of a name and arguments
-    replies, # The reply to each, or an error
-    strict:bool=True # Raise each error? Else only one of `redirections`
-):
-    "Raises the first error among `replies`; one about a missing right names it"
+# This sentence is added where a command fails, because only there the command is known.
+
+def _check_replies(commands, replies, strict=True):
+    """Raises the first error among `replies` to `commands`, tuples; without `strict` only one of `redirections`
+
+    An error about a missing right names it."""
     for command,reply in zip(commands, replies):
         if not isinstance(reply, redis.ResponseError): continue
         if isinstance(reply, redis.exceptions.ExecAbortError) and 'NOPERM' in str(reply):
             reply = redis.exceptions.NoPermissionError(str(reply))   # the user may not run EXEC
-        if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
+        if isinstance(reply, redis.exceptions.NoPermissionError): reply.args = missing_right(str(reply), command),
         if strict or isinstance(reply, redirections): raise reply
 
 class _Explaining:
@@ -85,7 +74,7 @@ class _Explaining:
     def execute_command(self, *args, **options):
         try: return super().execute_command(*args, **options)
         except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, args)
+            error.args = missing_right(str(error), args),
             raise
 
 class ExplainingClient(_Explaining, redis.Redis):
@@ -350,7 +339,7 @@ class SingleServer:
             if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
             self._replica,self._looks_again = None,monotonic()+self.pause
         replies = self._ask_masters(commands)
-        check_replies(commands, replies, strict)
+        _check_replies(commands, replies, strict)
         return replies
 
     def transact(self,
@@ -366,7 +355,7 @@ class SingleServer:
         def ask(*commands):
             _send(connection, commands)
             replies = [_read_reply(connection) for _ in commands]
-            check_replies(commands, replies)
+            _check_replies(commands, replies)
             return replies
         try:
             while True:
@@ -376,7 +365,7 @@ class SingleServer:
                     return commands is not None
                 *_,replies = ask(('MULTI',), *commands, ('EXEC',))
                 if replies is None: continue   # others have changed one of the keys
-                check_replies(commands, replies)
+                _check_replies(commands, replies)
                 return True
         except BaseException:   # as in `_exchange`
             connection.disconnect()

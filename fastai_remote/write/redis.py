@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from ..core import CorruptSample, GapTable, Manifest, packed_crcs, seal, StoreError
+from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError
 from ..store.base import Store
 from ..store.redis import read_failures
 from ..store.redis_link import RedisLink
@@ -24,25 +24,19 @@ from .revision import Change, NewPart, NewVersion
 # integers 3 and 7 are two classes, not eight. More than 2²⁰ distinct integers are not treated as classes; they are
 # stored as numbers. If `vocab=` or the source names the classes, integers are codes of these names.
 
-def label_hash(
-    labels:list # Labels, `str`
-)->np.ndarray: # `int64`, shape `(len(labels),)`
-    "Returns a 64-bit hash of each label (BLAKE2b), as which it is staged"
+def _label_hash(labels):
+    "Returns a 64-bit hash (BLAKE2b) of each of `labels`, a list of `str`, as which it is staged: an `int64` array"
     digests = b''.join(hashlib.blake2b(label.encode(), digest_size=8).digest() for label in labels)
     return np.frombuffer(digests, '>i8').astype(np.int64)
 
-def write_codes(
-    writer, # A `RedisWriter` that holds the lock
-    field:str, # Whose labels are staged
-    dtype:str, # Of the codes
-    vocab:list, # Labels in the order of their codes; `None`: integers that are stored as they are
-    gaps:GapTable, # Of all places
-    run:str # As in `RedisPlace.publish`
-)->tuple: # Number of samples of each label, int64; places of samples whose label is not in `vocab`, int64
-    """Writes the codes of a field; raises `CorruptSample` for damaged labels, and `StoreError` for lost ones
+def _write_codes(writer, field, dtype, vocab, gaps, run):
+    """Writes the codes of `field`, whose labels are staged, as `dtype`; `writer` is a `RedisWriter` that holds the lock
 
-    A label that is in no record was written by another attempt than the one that has recorded its chunk. Raises
-    `ValueError` if two labels have the same hash."""
+    `vocab` has the labels in the order of their codes; if it is `None`, integers are stored as they are. `gaps` are
+    those of all places, and `run` is as in `RedisPlace.publish`. Returns the number of samples of each label, and the
+    places of samples whose label is not in `vocab`, both int64: a label that is in no record was written by another
+    attempt than the one that has recorded its chunk. Raises `CorruptSample` for damaged labels, `StoreError` for lost
+    ones, and `ValueError` if two labels have the same hash."""
     layout,plan,place = writer.layout,writer.plan,writer.place
     # codes of an earlier commit that did not end: it may have had a wider type
     keys = [layout.packed(field, key_number) for key_number in range((plan['n']>>KEY_BITS)+1)]
@@ -50,7 +44,7 @@ def write_codes(
     spec,counts,unknown = plan['fields'][field],np.zeros(len(vocab or ()), np.int64),[np.zeros(0, np.int64)]
     if vocab is None: limits = np.iinfo(dtype)
     else:
-        hashes = label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
+        hashes = _label_hash(vocab) if isinstance(vocab[0], str) else np.array(vocab, np.int64)
         order = np.argsort(hashes)
         hashes = hashes[order]
         if (hashes[1:]==hashes[:-1]).any():
@@ -284,7 +278,7 @@ class RedisWriter(Writer):
         layout,fields,commands = self.layout,self.plan['fields'],[]
         for field,values in columns.items():
             spec = fields.get(field, {})
-            if spec.get('staged'): field,values = f'{field}~',label_hash(values) if spec['text'] else values
+            if spec.get('staged'): field,values = f'{field}~',_label_hash(values) if spec['text'] else values
             if isinstance(values, list):
                 values_of = {}   # `{hash tag: [key, value, …]}`; on a single server there is one
                 for key,value in zip(layout.values(field, numbers.tolist()), values):
@@ -407,7 +401,7 @@ class RedisWriter(Writer):
         "Writes the codes of staged labels, by the vocabularies of `manifest`, and counts them; raises as `commit`"
         for field in [field for field,spec in self.plan['fields'].items() if spec.get('staged')]:
             vocab = manifest.vocab.get(field)
-            counts,unknown = write_codes(self, field, manifest.fields[field]['dtype'], vocab, gaps, run)
+            counts,unknown = _write_codes(self, field, manifest.fields[field]['dtype'], vocab, gaps, run)
             if len(unknown): self._write_again({*np.unique(unknown//self.plan['chunk']).tolist()}, run)
             if vocab is not None: manifest.counts[field] = counts.tolist()
 

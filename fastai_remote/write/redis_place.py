@@ -87,12 +87,10 @@ def value_keys(
             ranges += [[start, chunk, chunk+1, 1] for chunk,start in enumerate(starts)]
     return ranges
 
-def state_keys(
-    keys:IngestKeys, # The keys of the dataset
-    layout, # `key_layout` of what is written
-    plan:dict # The plan
-)->list: # As `value_keys`
-    "Returns the ranges of all keys that only the ingest needs: records, and labels that are staged"
+def _state_keys(keys, layout, plan):
+    """Returns the ranges of all keys that only an ingest needs, records and staged labels, as `value_keys`
+
+    `keys` are the `IngestKeys` of the dataset, and `layout` is the `key_layout` of what is written."""
     staged = {f'{field}~':spec for field,spec in plan['fields'].items() if spec.get('staged')}
     return [[keys.record(plan, 0)[:-1], 0, chunk_count(plan), 1], *value_keys(layout, staged, plan['n'])[2:]]
 
@@ -102,10 +100,9 @@ def state_keys(
 # checksum. `packed_reads` there reads them; `packed_writes` writes them. Consecutive numbers in the same key become one
 # `SETRANGE`.
 
-def with_checks(
-    fields:dict # `fields` of a plan
-)->dict:
-    """Returns a copy of `fields`, with `check` in the entry of each fixed-width field: a checksum follows each value
+def _with_checks(fields):
+    """Returns a copy of the `fields` of a plan, with `check` in the entry of each fixed-width field: a checksum follows
+    each value
 
     A field `FIELD.crc`, which has the checksums of `FIELD`, gets none."""
     checksums = {f'{field}.crc' for field in fields}
@@ -294,16 +291,10 @@ class RedisLock(Place):
         On a single server this is one transaction. In a cluster, only commands for the keys that describe the ingest
         are one, after all others: values of nobody else have these keys, and whoever is late writes the same samples
         there."""
-        home,others = [],[]
-        for command in commands: (home if not self.tags or self.is_home(command[1]) else others).append(command)
+        home,others,start = [],[],home_of(self.name, self.tags) if self.tags else ''
+        for command in commands: (home if command[1].startswith(start) else others).append(command)
         self.link.send(others)
         if home: self.transaction(home, run)
-
-    def is_home(self,
-        key:str # A key of the dataset
-    )->bool:
-        "In a cluster, is `key` on the node of the lock, as what describes the dataset and the ingest is?"
-        return key.startswith(home_of(self.name, self.tags))
 
 # --- The place
 #
@@ -395,7 +386,7 @@ class RedisPlace(RedisLock):
     )->dict: # A copy with `id`, `prefix`, `tags` and `began`, and with checksums for fixed-width values
         "Stores the plan of a new ingest, and registers what it writes; raises `StoreBusy`"
         ingest,is_used = uuid.uuid4().hex[:16],self.link.call(lambda c: c.sismember(USED_KEY, self.name))
-        plan = {**plan, 'fields':with_checks(plan['fields']), 'id':ingest, 'tags':self.tags,
+        plan = {**plan, 'fields':_with_checks(plan['fields']), 'id':ingest, 'tags':self.tags,
                 'prefix':f'{self.name}@{ingest}' if is_used else self.name,
                 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
         self.store_plan(plan, add=[INGESTS_KEY,USED_KEY])
@@ -406,7 +397,7 @@ class RedisPlace(RedisLock):
         n:int # Number of samples
     )->dict: # `n`; `prefix` and `tags` of its keys; `fields`, with checksums for fixed-width values
         "Registers the keys of a part before it is written, without a plan; raises `StoreBusy`"
-        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.tags, fields=with_checks(fields))
+        part = dict(n=n, prefix=f'{self.name}@{uuid.uuid4().hex[:16]}', tags=self.tags, fields=_with_checks(fields))
         keys = value_keys(key_layout(part['prefix'], part['tags']), part['fields'], n)
         self.transaction([_register(self.keys, {part['prefix']:keys})])
         return part
@@ -418,7 +409,7 @@ class RedisPlace(RedisLock):
         "Stores a plan, and registers the keys of its samples and of its state; raises `StoreBusy`"
         layout = key_layout(plan['prefix'], plan['tags'])
         written = {plan['prefix']:value_keys(layout, plan['fields'], plan['n']),
-                   plan['id']:state_keys(self.keys, layout, plan)}
+                   plan['id']:_state_keys(self.keys, layout, plan)}
         self.transaction([('SET', self.keys.plan, seal(plan)), _register(self.keys, written)], add=add)
 
     def drop_plan(self):
