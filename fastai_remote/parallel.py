@@ -168,7 +168,10 @@ def _load(pickled):
 
     Each thread has its own: Dask may use several threads per worker, and `f` need not be thread-safe."""
     thread = threading.current_thread()
-    if getattr(thread, '_task', (None,))[0]!=pickled: thread._task = pickled,_unpickled(*cloudpickle.loads(pickled))
+    if getattr(thread, '_task', (None,))[0]!=pickled:
+        f,settings = cloudpickle.loads(pickled)
+        for put,value in settings: put(value)
+        thread._task = pickled,f
     return thread._task[1]
 
 def _apply(f, x): return f(*x) if isinstance(x, tuple) else f(x)
@@ -181,11 +184,6 @@ def share_setting(
 ):
     "Have the workers of `parallel_map` use a setting of this process, such as a limit that is an attribute of a module"
     _settings.append((get, put))
-
-def _unpickled(f, settings):
-    "Make `settings`, pairs of a function and a value, in a worker, and return `f`"
-    for put,value in settings: put(value)
-    return f
 
 class _Task:
     "`f` in a form that can be sent to workers. Called with an input, it returns the result, or an error as `_Failed`"

@@ -44,16 +44,12 @@ def as_vocab(
         for label in (field, *labels):
             try: utf8(str(label))
             except ValueError as e: raise ValueError(f'vocab of {storable(field)!r}: {e}; rename it') from None
-        _check_labels(field, labels)
+            if not isinstance(label, (str,int)):
+                raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {label!r}')
+        codec = get_codec(field)
+        # raises `ValueError` for a label that is there twice; codes of masks may share a name
+        if codec is None or codec.name in ('cls','labels'): LabelCodes(field, labels)
     return res
-
-def _check_labels(field, labels):
-    "Raises `ValueError` unless `labels` are texts and integers, each of them once; codes of masks may share a name"
-    for label in labels:
-        if not isinstance(label, (str,int)):
-            raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {label!r}')
-    codec = get_codec(field)
-    if codec is None or codec.name in ('cls','labels'): LabelCodes(field, labels)   # raises `ValueError`
 
 def check_vocab(
     vocab:dict, # What the user gave, as `as_vocab` returns it
@@ -186,15 +182,6 @@ def plain_label(
         raise TypeError(f'label {label!r}: a label is a text or an integer: give str(label)')
     return whole_label(field, label.item())
 
-def _image_of_file(
-    codec, # Codec of the field
-    path # A `Path` or a text
-): # What `codec` encodes: the bytes of the file; for a codec of pixels, the opened image
-    "The image file that a sample names in the place of an image; raises `OSError`, and `FileNotFoundError` for a URL"
-    refuse_address(str(path))
-    content = read_file(path)
-    return content if isinstance(codec, ImageCodec) else Image.open(io.BytesIO(content))
-
 _CHANGED_KEYS = 'keys of samples were changed: they could not be written, or the sample before had the same one'
 
 class Columns:
@@ -295,7 +282,10 @@ class Columns:
                                 'leave the sample out, or use a field that ends in .json, which stores null')
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
             return self._encode_label(field, value)
-        if isinstance(value, (str,os.PathLike)) and is_image(codec.name): value = _image_of_file(codec, value)
+        if isinstance(value, (str,os.PathLike)) and is_image(codec.name):   # the path of a file
+            refuse_address(str(value))
+            value = read_file(value)
+            if not isinstance(codec, ImageCodec): value = Image.open(io.BytesIO(value))   # a codec of pixels
         encoded = codec.to_bytes(value)
         if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':

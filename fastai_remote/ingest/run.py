@@ -385,17 +385,11 @@ class StreamJob(SourceJob):
             yield chunk, part
         if (marks[chunk+1:]!=0).any(): raise self._changed('it is shorter')
         if splits: splits[part.split][1] = end
-        self.writer.extend(end, open=False, splits=self._all_splits(splits))
-
-    def _all_splits(self, splits):
-        """Returns `splits`, `{split: [start, stop]}`, with all splits of the source in its order; `None` without splits
-
-        Those without samples get an empty range. Changes `splits`."""
         start = 0
-        for name in self.source.srcs:
+        for name in self.source.srcs:   # all splits in the order of the source, also those without samples
             splits[name] = splits.pop(name, [start,start])
             start = splits[name][1]
-        return splits or None
+        self.writer.extend(end, open=False, splits=splits or None)
 
     def after_restart(self):
         self.writer.place.store_plan(self.writer.plan)   # the server may have forgotten how far the numbers go

@@ -294,10 +294,5 @@ class StoredDataset(Store):
         try: self.read_run_tables()
         except CorruptSample as e: yield self.manifest.runs['key'],str(e)
 
-    def check_gaps(self, part:Part):
-        "As `check_rest`, for the gap table of a part"
-        try: part.gaps and self.read_gap_table(part)
-        except CorruptSample as e: yield part.gaps_key,str(e)
-
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self

@@ -88,11 +88,10 @@ def find_manifest(
 
 def read_manifest(
     link:RedisLink, # The server
-    name:str, # Name of the dataset
-    may_be_cluster:bool=True # As in `find_manifest`
+    name:str # Name of the dataset
 )->Manifest:
     "The manifest of dataset `name`; raises `StoreNotFound`, with a list of names, `UnsupportedFormat`, `CorruptSample`"
-    _,stored = find_manifest(link, name, may_be_cluster)
+    _,stored = find_manifest(link, name)
     if stored is not None: return Manifest.from_json(stored, f'{link.url}, {name}')
     try: names = _names(link)
     except StoreError as error:
@@ -160,17 +159,6 @@ class RedisReader(StoredDataset):
     def part(self, number): return self.parts[number]
     def place_of(self, key): return f'{self.link.url}, the key {key}'
     def stored_bytes(self, key, n): return self.link.call(lambda client: client.getrange(key, 0, n-1)) or None
-
-    def check_rest(self):
-        """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
-
-        Reads the manifest, what is stored about the name, the failures, and the tables of gaps and runs. `what` is a
-        key, or 'manifest'. Values are not read: `verify` reads them."""
-        yield from super().check_rest()
-        yield from self._check_names()
-        for part in self.parts:
-            yield from self._check_failures(part)
-            yield from self.check_gaps(part)
 
     @property
     def why_missing(self): return _why_gone(self.link)
@@ -267,22 +255,23 @@ def _request(self:RedisReader, requests, from_replica=False):
 
 # %% ../../nbs/store/08_redis.ipynb #1c5292c6
 @patch
-def _check_names(self:RedisReader):
-    """Yields `(key, reason)` for what is wrong about the name of the dataset
+def check_rest(self:RedisReader):
+    """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-    The name must be listed in `NAMES_KEY`, and the name under which it was written in `USED_KEY`."""
+    Reads the manifest, what is stored about the name, the failures, and the tables of gaps and runs. `what` is a key,
+    or 'manifest'. Values are not read: `verify` reads them."""
+    yield from StoredDataset.check_rest(self)
     if not self.link.call(lambda client: client.sismember(NAMES_KEY, self._name)):
         yield NAMES_KEY,f'{self._name!r} is not in this set, from which names of datasets are listed'
     written = self.parts[0].layout.prefix.split('@')[0]
     if not self.link.call(lambda client: client.sismember(USED_KEY, written)):
         yield USED_KEY,f'{written!r} is not in this set: a new dataset of this name might overwrite this one'
-
-@patch
-def _check_failures(self:RedisReader, part):
-    "Yields `(key, reason)` unless the failures of a `DatasetPart` can be read, and are as many as it has `failed`"
-    key = part.layout.failures
-    try: count = sum(1 for _ in read_failures(self.link, part.layout, self._name))
-    except CorruptSample as e: yield key,str(e)
-    else:
-        if count==part.failed: return
-        yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
+    for part in self.parts:
+        key = part.layout.failures
+        try:
+            count = sum(1 for _ in read_failures(self.link, part.layout, self._name))
+            if count!=part.failed:
+                yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
+        except CorruptSample as e: yield key,str(e)
+        try: part.gaps and self.read_gap_table(part)
+        except CorruptSample as e: yield part.gaps_key,str(e)

@@ -22,7 +22,7 @@ def _stored_manifest(link, key):
 def find_manifest(link: RedisLink, name: str, may_be_cluster: bool=True) -> tuple:
     ...
 
-def read_manifest(link: RedisLink, name: str, may_be_cluster: bool=True) -> Manifest:
+def read_manifest(link: RedisLink, name: str) -> Manifest:
     ...
 
 def _why_gone(link: RedisLink) -> str:
@@ -61,9 +61,6 @@ class RedisReader(StoredDataset):
         ...
 
     def stored_bytes(self, key, n):
-        ...
-
-    def check_rest(self):
         ...
 
     @property
@@ -107,10 +104,7 @@ class RedisReader(StoredDataset):
     def _request(self, requests, from_replica=False):
         ...
 
-    def _check_names(self):
-        ...
-
-    def _check_failures(self, part):
+    def check_rest(self):
         ...
 
 def _open_store(cls, **attributes):

@@ -329,7 +329,9 @@ class RedisLink:
 
         If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. After a redirection, or a
         temporary error of a cluster or of Sentinel, this link connects anew."""
-        if isinstance(error, redis.RedisError): _drop_command(error)
+        if isinstance(error, redis.RedisError) and error.args and isinstance(error.args[0], str):
+            # redis-py quotes the command before the reply: it may contain values of the user
+            error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
         if isinstance(error, redis.OutOfMemoryError):
             raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
         if isinstance(error, refusals):
@@ -389,11 +391,6 @@ _temporary_replies = ('BUSY ','MISCONF ','NOREPLICAS ','LOADING ','READONLY ','M
                       'UNBLOCKED ','FAILOVER ')
 _temporary_classes = (redis.exceptions.MasterDownError, redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError, redis.exceptions.ClusterError, redis.exceptions.RedisClusterException)
-
-def _drop_command(error):
-    "Remove from `error.args` the command that redis-py quotes before the reply: it may contain values of the user"
-    if not error.args or not isinstance(error.args[0], str): return
-    error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
 
 def _is_temporary(error):
     "May the same call succeed a little later?"

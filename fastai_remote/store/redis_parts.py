@@ -152,17 +152,12 @@ def unpack_replies(
             values[places] = reply
             missing += places[(positions+1)*size>next(replies)].tolist()
         else:
-            found,crc = _split_elements(np.array(reply, np.int64), width)
+            reply = np.array(reply, np.int64)   # pairs of integers, or one integer for both
+            found,crc = (reply[::2],reply[1::2]) if width==8 else (reply>>32, reply&0xffffffff)
             values[places],crcs[places] = found,crc
             # an element that does not exist is read as 0; the checksum of a value is 0 only by a chance of 2**-32
             if not crc.all(): missing += places[(crc==0)&(found==0)].tolist()
     return values.view(np.dtype(dtype)), missing
-
-def _split_elements(reply, width):
-    """Values of `width` bytes, and their checksums: two int64 arrays of the same length
-
-    In `reply`, an int64 array of what BITFIELD returned, they are pairs of integers, or one integer for both."""
-    return (reply[::2],reply[1::2]) if width==8 else (reply>>32, reply&0xffffffff)
 
 # --- Reading parts
 #

@@ -38,18 +38,15 @@ def unfinished_ingests(
     the name, which a process that was killed has for up to 30 s."""
     link.find_cluster()
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
-    return [ingest for name in names if (ingest := _describe_ingest(link, name))]
-
-def _describe_ingest(link, name):
-    """Returns the dict of `unfinished_ingests` for one name; in a cluster, `None` if there is no plan
-
-    There, the name is listed for a short time after the ingest has ended."""
-    place = RedisPlace(link, name, tags=int(link.is_cluster))
-    has_plan,is_locked = link.send([('EXISTS', place.keys.plan), ('EXISTS', place.keys.lock)])
-    if not has_plan and link.is_cluster: return None
-    try: plan = place.plan() or {}
-    except CorruptSample: plan = {}   # `begin` and `abandon` say so
-    return place.describe(plan, bool(is_locked))
+    result = []
+    for place in (RedisPlace(link, name, tags=int(link.is_cluster)) for name in names):
+        has_plan,is_locked = link.send([('EXISTS', place.keys.plan), ('EXISTS', place.keys.lock)])
+        # in a cluster, a name is listed for a short time after the ingest has ended
+        if not has_plan and link.is_cluster: continue
+        try: plan = place.plan() or {}
+        except CorruptSample: plan = {}   # `begin` and `abandon` say so
+        result.append(place.describe(plan, bool(is_locked)))
+    return result
 
 # --- Rename
 

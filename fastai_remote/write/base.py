@@ -272,9 +272,10 @@ class Writer:
 
     def other_ingest(self)->StoreExists:
         "The error if there is an unfinished ingest of something else"
+        how = 'overwrite=True' if self.change is None else self.place.how_to_abandon
         return StoreExists(f'{self.url}: {self.name!r} has an unfinished ingest from another source or fn, or with '
                            'other values of variables that fn uses, other splits, seed, vocab or sizes of shards; '
-                           f'repeat that one to finish it, or {self.how_to_replace()} drops it')
+                           f'repeat that one to finish it, or {how} drops it')
 
     def found(self,
         overwrite:bool=False # Do a damaged manifest and a damaged plan count as none, where they can be replaced?
@@ -456,10 +457,6 @@ class Writer:
         """Raises `ValueError` if the place cannot hold `value`, so that its sample fails; the message names the limit
 
         By default, no value is refused."""
-
-    def how_to_replace(self)->str:
-        "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
-        return 'overwrite=True' if self.change is None else self.place.how_to_abandon
 
 # --- New versions
 

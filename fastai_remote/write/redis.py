@@ -159,14 +159,13 @@ class RedisVersion(NewVersion):
         self._mean_bytes = {}
 
     def mean_bytes(self,
-        field:str, # A variable-width field
-        n:int=256 # How many samples to look at, at most
+        field:str # A variable-width field
     )->float:
-        """Returns the mean bytes of a value of a field, measured on up to `n` samples; a missing value counts as empty
+        """Returns the mean bytes of a value of a field, measured on up to 256 samples; a missing value counts as empty
 
         Further calls for the same field return the same number."""
         if field not in self._mean_bytes:
-            numbers = np.unique(np.linspace(0, len(self.store)-1, n).astype(np.int64))
+            numbers = np.unique(np.linspace(0, len(self.store)-1, 256).astype(np.int64))
             keys = [key for part,_,places in self.store.groups(numbers, field)
                     for key in part.layout.values(field, places.tolist())]
             self._mean_bytes[field] = sum(self.store.link.send([('STRLEN', key) for key in keys]))/len(keys)
@@ -242,15 +241,13 @@ class RedisWriter(Writer):
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
-        if self.max_bytes is None: self.max_bytes = self._read_max_bytes()
+        if self.max_bytes is None:
+            try: setting = self.link.call(lambda c: c.config_get('proto-max-bulk-len'))
+            except StoreError: setting = {}   # this user may not read settings: that of most servers
+            self.max_bytes = int(setting.get('proto-max-bulk-len', 512<<20))
         if len(value)>self.max_bytes:
             raise ValueError(f'{field}: {len(value):,} bytes, where {self.url} accepts values of at most '
                              f'{self.max_bytes:,} (its setting proto-max-bulk-len)')
-
-    def _read_max_bytes(self):
-        try: setting = self.link.call(lambda c: c.config_get('proto-max-bulk-len'))
-        except StoreError: setting = {}   # this user may not read settings: that of most servers
-        return int(setting.get('proto-max-bulk-len', 512<<20))
 
     def known_labels(self,
         field:str # A field with labels

@@ -67,21 +67,15 @@ class Totals:
         for start,stop in record['gaps']:
             if len(self.ends) and self.ends[-1]==start: self.ends[-1] = stop
             else: self.ends.extend((start, stop))
-        for field,counts in record.get('counts', {}).items(): self._add_counts(field, counts)
         if record.get('stats'): self.stats += ImageStats(record['stats'])
-
-    def _add_counts(self, field, pairs):
-        """Adds `(label, number of samples)` pairs to the counts of the labels of `field`
-
-        When there are more than `MAX_CLASSES` integers, only their range is kept from then on."""
-        counts = self.counts.setdefault(field, {})
-        if isinstance(counts, _IntegerRange):
-            counts.extend(label for label,_ in pairs)
-            return
-        for label,samples in pairs: counts[label] = counts.get(label, 0)+samples
-        spec = self.fields[field]
-        if len(counts)>MAX_CLASSES and spec.get('staged') and not spec['text']:
-            self.counts[field] = _IntegerRange(counts)
+        for field,pairs in record.get('counts', {}).items():   # of a label and its number of samples
+            counts = self.counts.setdefault(field, {})
+            if isinstance(counts, _IntegerRange): counts.extend(label for label,_ in pairs)
+            else:
+                for label,samples in pairs: counts[label] = counts.get(label, 0)+samples
+                spec = self.fields[field]   # of more integers than classes may be, only the range is kept from now on
+                if len(counts)>MAX_CLASSES and spec.get('staged') and not spec['text']:
+                    self.counts[field] = _IntegerRange(counts)
 
     def gaps(self)->GapTable: # Of the places of the plan
         "The places that have no sample; raises `StoreError` if they are too scattered"
@@ -205,14 +199,21 @@ class Append(Change):
     def stats_field(self, store, plan): return next(iter(store.manifest.stats), None)
 
     def apply(self, version, parts):
-        (part,_),store,manifest,splits = parts[0],version.store,version.manifest,{}
-        number = version.add_part(part)
-        for split,first,count,at,span in _grown_splits(store, part):
-            samples = at,number,first,count
-            if count: version.change_columns(('', *version.fields), lambda table: table.insert(*samples))
-            if split: splits[split] = span
-        manifest.splits,manifest.appended = splits,[*manifest.appended, self.signature]
-        _add_stats(manifest, len(store), part)
+        (part,_),store,manifest,shift = parts[0],version.store,version.manifest,0
+        number,n = version.add_part(part),len(store)
+        # without splits, the only split is ''
+        new,spans = part.splits or {'':[0,part.n]},dict(store.splits or {'':[0,n]})
+        for split in new: spans.setdefault(split, [n,n])
+        for split,(start,stop) in spans.items():
+            first,last = new.get(split, (0,0))
+            samples = stop+shift,number,first,last-first
+            if last>first: version.change_columns(('', *version.fields), lambda table: table.insert(*samples))
+            spans[split] = [start+shift,stop+shift+last-first]
+            shift += last-first
+        manifest.splits = {split:span for split,span in spans.items() if split}
+        manifest.appended = [*manifest.appended, self.signature]
+        manifest.stats = {field:joined_summary(known, n, part.stats[field], part.n)
+                          for field,known in manifest.stats.items() if field in part.stats}
 
 class AddFields(Change):
     "More fields of all samples"
@@ -407,19 +408,6 @@ def check_fields(
 
 # --- Splits, vocabularies and counts
 
-def _grown_splits(store, part):
-    """Yields `(split, first, count, at, span)`: `count` samples of the manifest `part`, from `first` on, go to `at`
-
-    `store` is the version that is there, and `part` what was appended. `at` is a number in the new version, and `span`,
-    `[start, stop]`, the range of the split there. Splits come in the order of the new version, also those without new
-    samples. Without splits, the only split is ''."""
-    new,spans,shift = part.splits or {'':[0,part.n]},dict(store.splits or {'':[0,len(store)]}),0
-    for split in new: spans.setdefault(split, [len(store),len(store)])
-    for split,(start,stop) in spans.items():
-        first,last = new.get(split, (0,0))
-        yield split,first,last-first,stop+shift,[start+shift,stop+shift+last-first]
-        shift += last-first
-
 def _subtract_counts(manifest, store, numbers, fields, step=1<<16):
     """Reduces `manifest.counts` of `fields` by the labels that the samples `numbers` have in `store`, if they have any
 
@@ -475,13 +463,6 @@ def _add_labels(manifest, part):
         elif not known and field in part.counts: counts[field] = part.counts[field]
         else: counts.pop(field, None)
     manifest.vocab,manifest.counts = vocab,counts
-
-def _add_stats(manifest, n, part):
-    """Adds the statistics of images of `part`, which was appended to `n` samples, to `manifest.stats`
-
-    Fields that lack them on one side have none then."""
-    manifest.stats = {field:joined_summary(known, n, part.stats[field], part.n)
-                      for field,known in manifest.stats.items() if field in part.stats}
 
 def wider_dtype(
     name:str, # Name of the dataset
