@@ -185,8 +185,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/codec/strokes.py')},
             'fastai_remote.ingest.copy': { 'fastai_remote.ingest.copy._is_redis': ( 'ingest/copy.html#_is_redis',
                                                                                     'fastai_remote/ingest/copy.py'),
-                                           'fastai_remote.ingest.copy._picked': ( 'ingest/copy.html#_picked',
-                                                                                  'fastai_remote/ingest/copy.py'),
                                            'fastai_remote.ingest.copy._redis_writer': ( 'ingest/copy.html#_redis_writer',
                                                                                         'fastai_remote/ingest/copy.py'),
                                            'fastai_remote.ingest.copy._shard_writer': ( 'ingest/copy.html#_shard_writer',

@@ -234,7 +234,10 @@ class Columns:
         encoded = {field:self._encode(field, value, several) for field,value in sample.items()}
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
         self._check_kinds(encoded)
-        if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
+        if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK:
+            image = encoded[self.stats_field]
+            try: self.stats.add(getattr(image, 'im', None) or self.codecs[self.stats_field].image(image))
+            except Exception: pass   # an array that is no image can be stored, but not counted
         for field,value in encoded.items():
             note = getattr(value, 'note', None)   # what encoding has changed
             if note:
@@ -264,11 +267,6 @@ class Columns:
             if n_boxes!=n_labels:
                 raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: '
                                  'each box needs one')
-
-    def _count_image(self, value):
-        "Add the image in the encoded `value` to the statistics; does nothing if `value` cannot be opened as an image"
-        try: self.stats.add(getattr(value, 'im', None) or self.codecs[self.stats_field].image(value))
-        except Exception: pass   # an array that is no image can be stored, but not counted
 
     def _encode(self, field, value, several):
         """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label

@@ -27,15 +27,10 @@ from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/04_copy.ipynb #453e5660
 _INGEST_OPTIONS = [field.name for field in fields(IngestOptions) if field.name!='fn']
-_FOLDER_OPTIONS,_SHARD_OPTIONS = ['timeout','storage_options'],['maxsize','maxcount']
 
 def _is_redis(url):
     "Is `url` a `RedisLink` or the URL of a Redis server?"
     return isinstance(url, RedisLink) or str(url).startswith(REDIS_SCHEMES)
-
-def _picked(options, names):
-    "The entries `names` of the dict `options`, as far as it has them"
-    return {name:options[name] for name in names if name in options}
 
 def _redis_writer(url, name, options):
     "The writer of dataset `name`, and what opens it afterwards; `options` are those of the link"
@@ -45,13 +40,16 @@ def _redis_writer(url, name, options):
     return writer,partial(RedisReader, writer.link, name)
 
 def _shard_writer(url, name, options):
-    "The writer of the dataset in folder `url`, and what opens it afterwards; `options` are those of folder and shards"
+    """The writer of the dataset in folder `url`, and what opens it afterwards
+
+    `options` are those of the folder and of the shards; the latter are taken out."""
     if name is not None:
         raise TypeError(f'shards have no name but that of their folder: leave out {name!r}, and give url=')
-    known = [*_FOLDER_OPTIONS, *_SHARD_OPTIONS]
+    known = 'timeout','storage_options','maxsize','maxcount'
     unknown = [option for option in options if option not in known]
     if unknown: raise unknown_arguments(map_store.__name__, unknown, [*known, *_INGEST_OPTIONS])
-    writer = ShardWriter(as_storage(url, **_picked(options, _FOLDER_OPTIONS)), **_picked(options, _SHARD_OPTIONS))
+    limits = {option:options.pop(option) for option in known[2:] if option in options}
+    writer = ShardWriter(as_storage(url, **options), **limits)
     return writer,partial(ShardReader, writer.storage)
 
 # %% ../../nbs/ingest/04_copy.ipynb #c009cb54
@@ -69,9 +67,8 @@ def map_store(
     url,kwargs = concealed(url),concealed(kwargs)
     url = url or getattr(store, 'link', None)   # of a store in Redis
     if url is None: raise TypeError('url= of a folder or a Redis server for the new dataset is missing')
-    options = {'shuffle':False, **_picked(kwargs, _INGEST_OPTIONS)}
-    others = concealed({option:value for option,value in kwargs.items() if option not in options})
-    writer,open_store = (_redis_writer if _is_redis(url) else _shard_writer)(url, name, others)
+    options = {'shuffle':False, **{option:kwargs.pop(option) for option in _INGEST_OPTIONS if option in kwargs}}
+    writer,open_store = (_redis_writer if _is_redis(url) else _shard_writer)(url, name, kwargs)
     report = ingest(store, writer, fn, **options)
     report.open_store = open_store
     return report
