@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
-from fastai_remote.core import RunTable, seal
+from fastai_remote.core import pack_tables, seal
 from fastai_remote.store.base import image_stats
 from fastai_remote.store.cache import FileCache
 from fastai_remote.store.shard_index import ShardTable
@@ -125,7 +125,7 @@ def test_a_table_of_runs_has_only_samples_that_its_parts_have(tmp_path):
     for runs,why in (([0,2], [0,0], [1,5]), 'samples that a part does not have'), \
                     (([0,2], [0,1], [1,4]), 'a part that does not exist'), \
                     (([1,2], [0,0], [1,4]), 'the first is in no run'):
-        other = RunTable.to_bytes(SimpleNamespace(**dict(zip(('starts','parts','firsts'), map(np.array, runs)))))
+        other = pack_tables([SimpleNamespace(**dict(zip(('starts','parts','firsts'), map(np.array, runs))))])
         assert len(other)==len(path.read_bytes())
         path.write_bytes(other)
         with pytest.raises(CorruptSample, match=f'runs-2, which says .*{why}'):
