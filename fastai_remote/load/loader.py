@@ -424,7 +424,7 @@ class RemoteDL(SeededDL, ShownDL):
                 state = random.getstate()
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
-                is_over = given_up or not batch.positions or whole.is_outdated(self)
+                is_over = given_up or not batch.positions
                 values = None if is_over else whole.begin(batch.values, seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last
