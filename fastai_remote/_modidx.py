@@ -1703,8 +1703,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader.manifest_key': ( 'store/redis.html#redisreader.manifest_key',
                                                                                                    'fastai_remote/store/redis.py'),
-                                           'fastai_remote.store.redis.RedisReader.name': ( 'store/redis.html#redisreader.name',
-                                                                                           'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader.names': ( 'store/redis.html#redisreader.names',
                                                                                             'fastai_remote/store/redis.py'),
                                            'fastai_remote.store.redis.RedisReader.not_read': ( 'store/redis.html#redisreader.not_read',

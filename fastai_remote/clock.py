@@ -13,9 +13,7 @@ from contextlib import contextmanager
 
 class Clock:
     "The clock of this machine"
-    def monotonic(self)->float: return _time.monotonic()
-    def time(self)->float: return _time.time()
-    def sleep(self, seconds): _time.sleep(seconds)
+    monotonic,time,sleep = map(staticmethod, (_time.monotonic, _time.time, _time.sleep))
     def wait(self, event, seconds): return event.wait(seconds)
 
 _clock = Clock()

@@ -134,7 +134,7 @@ def test_no_option_of_redis_is_shown_or_saved():
             loaded = pickle.loads(pickle.dumps(link))
             for one in (link, loaded, link.opener()): assert not has_marker(repr(one), repr(vars(one))), name
             assert not has_marker(repr(link.reveal()), pickle.dumps(link), pickle.dumps(loaded)), name
-            assert link.reveal()[name]==value and loaded._not_kept==[name] and name in loaded._advice()
+            assert link.reveal()[name]==value and loaded._not_kept==[name] and name in loaded.advice
 
 def test_harmless_options_are_kept():
     options = dict(endpoint_url='http://host:9000', anon=True, use_ssl=False, profile='someone',

@@ -161,7 +161,8 @@ def get_many(self:Store,
     table = self.field_table
     choices = {field:table.choice(field) for field in fields}   # raises `UnknownField`
     names = list(dict.fromkeys(name for some,_ in choices.values() for name in some))
-    checksums = table.checksums(names) if check else []
+    entries,checksums = self.manifest.fields,[]
+    if check: checksums = [f'{name}.crc' for name in names if f'{name}.crc' in entries or entries[name].get('check')]
     values = self.read_values(numbers, list(dict.fromkeys([*names, *checksums])))
     for name in checksums:
         field,expected = name.removesuffix('.crc'),values[name] if name in names else values.pop(name)
@@ -183,9 +184,10 @@ def check_numbers(self:Store, numbers)->np.ndarray:
     if not len(numbers): return numbers.astype(np.int64)
     if numbers.dtype.kind not in 'iu':
         raise TypeError(f'{self.name}: sample numbers must be integers, not {numbers.dtype}')
-    if numbers.min()<0 or numbers.max()>=len(self):
-        wrong = numbers[(numbers<0)|(numbers>=len(self))][0]
-        raise IndexError(f'{self.name}: no sample {wrong}; there are {len(self)}, numbered from 0')
+    n = self.manifest.n
+    if numbers.min()<0 or numbers.max()>=n:
+        wrong = numbers[(numbers<0)|(numbers>=n)][0]
+        raise IndexError(f'{self.name}: no sample {wrong}; there are {n}, numbered from 0')
     return numbers.astype(np.int64)
 
 # %% ../../nbs/store/01_base.ipynb #c6ae0e59

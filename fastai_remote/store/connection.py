@@ -298,8 +298,8 @@ class Retries:
         timeout:float, # Seconds for all attempts together, from now on
         pause:float=.05, # Seconds before the second attempt, times a random 0.5 to 1; doubles with each pause
         longest_pause:float=2., # Upper limit of a pause, in seconds
-        # Returns the texts that error messages show as `***`, longest first, or a list of them. `None`: there are no
-        # secrets, and errors keep their traceback
+        # Returns the texts that error messages show as `***`, longest first, or a list of them. `None`, or a function
+        # that returns it: there are no secrets, and errors keep their traceback
         secrets=None,
         advice:str='', # End of the message when the time is over
     ):
@@ -309,9 +309,9 @@ class Retries:
 
     @property
     def secrets(self)->list:
-        "Texts that error messages show as `***`"
-        texts = self._secrets() if callable(self._secrets) else self._secrets or ()
-        return [Secret(text) for text in texts]
+        "Texts that error messages show as `***`; `None` if there are no secrets"
+        texts = self._secrets() if callable(self._secrets) else self._secrets
+        return None if texts is None else [Secret(text) for text in texts]
 
     def call(self,
         attempt, # Called without arguments; must be safe to repeat, and must end when no time is left
@@ -346,7 +346,8 @@ class Retries:
             failure = self.give_up(cause)
             failure.__cause__ = cause
         except Exception as e: failure = e
-        return failure if self._secrets is None else without_secrets(failure, self.secrets),True
+        secrets = self.secrets
+        return failure if secrets is None else without_secrets(failure, secrets),True
 
     def remaining(self)->float:
         "Seconds left until the deadline; may be negative"
@@ -360,7 +361,7 @@ class Retries:
 
     def hide(self, text:str)->str:
         "`text` with `***` in place of secrets"
-        return hide(text, self.secrets)
+        return hide(text, self.secrets or ())
 
     def give_up(self, error:Exception)->StoreUnavailable:
         "The error to raise when no attempt is left: `error` was the last one"

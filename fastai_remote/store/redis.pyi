@@ -1,6 +1,7 @@
 """A dataset in Redis, with one value per sample and field, read in one round trip per batch"""
 from typing import Any
 __all__: Any
+from functools import cached_property
 from ..core import Manifest, StoreNotFound
 from .parts import StoredDataset
 from .redis_link import RedisLink
@@ -33,25 +34,24 @@ def _names(link):
 
 class RedisReader(StoredDataset):
     for_users: Any
-    _parts: Any
+    name: Any
     link: Any
     _mean_bytes: Any
     _uid: Any
-    _name: Any
     _manifest: Any
 
     def __init__(self, url: str | RedisLink, name: str, **kwargs):
         ...
 
-    @property
-    def name(self) -> str:
-        ...
-
     def read_manifest(self):
         ...
 
-    @property
+    @cached_property
     def parts(self) -> list:
+        ...
+
+    @cached_property
+    def manifest_key(self) -> str:
         ...
 
     def part(self, number):
@@ -83,10 +83,6 @@ class RedisReader(StoredDataset):
 
     @classmethod
     def names(cls, url: str, **kwargs) -> list:
-        ...
-
-    @property
-    def manifest_key(self) -> str:
         ...
 
     def replaced_error(self, exists: bool=True) -> StoreNotFound:

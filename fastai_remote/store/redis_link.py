@@ -147,7 +147,7 @@ class RedisLink:
         self._sentinel_secret,self.read_from = concealed(sentinel_secret),read_from
         self._servers = 0,None # The process, and its connections
         self.has_answered = False # Has a call succeeded?
-        self.was_saved = False # Was this link loaded from a saved pickle?
+        self.advice = '' # After loading an export, for the end of messages: what to do
 
     def _use_url(self, url):
         """Set what `url` tells, without its secrets; returns the password or None, and a dict of the secret options
@@ -226,7 +226,9 @@ class RedisLink:
         is_saved = state.pop('is_saved')
         self.__dict__.update(state)
         if not is_saved: return
-        self.was_saved,self.has_answered,self.kwargs = True,False,SecretOptions(self.kwargs)
+        self.has_answered,self.kwargs = False,SecretOptions(self.kwargs)
+        lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
+        self.advice = f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
         variable,url = 'FASTAI_REMOTE_URL',os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(REDIS_SCHEMES):
             variable,url = 'REDIS_URL',self._needs_secret and os.environ.get('REDIS_URL')
@@ -263,9 +265,8 @@ class RedisLink:
         if outer is not None: seconds = min(seconds, outer())
         deadline = monotonic()+seconds
         if timeout is None and not self.has_answered: seconds = min(2., seconds)
-        has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
         retries = Retries(self.url, seconds, pause=.02, longest_pause=1.,
-            secrets=self._secret_texts if has_secrets else None, advice=self._advice())
+            secrets=self._secret_texts, advice=self.advice)
         def attempt():
             servers = self.servers
             result = f(servers.client if key is None else servers.node_client(key))
@@ -329,18 +330,13 @@ class RedisLink:
 
     def _secret_texts(self):
         """What messages must not show: passwords, also the one that a `credential_provider` returns now, and other
-        secrets"""
+        secrets; `None` if there are none"""
+        if not (self._secret or self._sentinel_secret or hidden_names(self.kwargs)): return None
         provider,password = self.kwargs.get('credential_provider'),None
         if provider is not None:
             with suppress(Exception): *_,password = provider.get_credentials()   # without them, none were sent
         return secret_texts({'secret':self._secret, 'sentinel_secret':self._sentinel_secret, **self.kwargs,
                              'password':password})
-
-    def _advice(self):
-        "What to do, for the end of a message, if this was loaded from a saved pickle; '' if not"
-        if not self.was_saved: return ''
-        lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
-        return f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
 
     def _handle(self, error, retries):
         """Whether to pause before another attempt, if one may succeed; as `handle` of `Retries.call`

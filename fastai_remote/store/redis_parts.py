@@ -33,6 +33,7 @@ from .redis_link import fill_places, RedisLink
 
 KEY_BITS = 24   # a key of a packed field contains the values of 2**24 samples
 
+@cache
 def _bitfield_type(dtype):
     "BITFIELD's name of an integer type as wide as `dtype`, and its numpy type: `('u16', np.dtype('u2'))` for 'f2'"
     dtype = np.dtype(dtype)
@@ -86,15 +87,10 @@ def element_size(
     "Bytes of an element of a packed field: a value, and its checksum if it has one"
     return np.dtype(entry['dtype']).itemsize+(4 if entry.get('check') else 0)
 
+@cache
 def element_dtype(dtype)->np.dtype:
     "An element of a packed field with checksums: a structure with `value` and `crc`, big-endian"
     return np.dtype([('value', np.dtype(dtype).newbyteorder('>')), ('crc', '>u4')])
-
-def _by_chunk(numbers):
-    "List of `(chunk, places in numbers)` for samples that share a key, as in `packed`; the places are an int array"
-    chunks = numbers>>KEY_BITS
-    if len(chunks) and (chunks==chunks[0]).all(): return [(int(chunks[0]), np.arange(len(numbers)))]   # much faster
-    return [(chunk, np.flatnonzero(chunks==chunk)) for chunk in np.unique(chunks).tolist()]
 
 def packed_reads(
     layout, # `key_layout` of the dataset
@@ -109,8 +105,10 @@ def packed_reads(
     size = width+4 if check else width
     # BITFIELD reads integers of up to 64 bits, unsigned ones of up to 63
     if check: kind = 'i64+u32' if width==8 else 'i64' if width==4 else f'u{8*size}'
-    commands,reads = [],[]
-    for chunk,places in _by_chunk(numbers):
+    commands,reads,chunks = [],[],numbers>>KEY_BITS
+    is_one = (chunks==chunks[:1]).all()   # `unique` takes much longer
+    for chunk in chunks[:1].tolist() if is_one else np.unique(chunks).tolist():   # samples that share a key
+        places = np.flatnonzero(chunks==chunk)
         key,positions = layout.packed(field, chunk),(numbers[places]&((1<<KEY_BITS)-1))
         first,last = int(positions.min()),int(positions.max())
         if last-first<8*len(positions):   # close together: copying a range is faster than naming each element
