@@ -235,7 +235,8 @@ class PartRead:
         replies # Iterator of replies; only those to `commands` are taken from it
     )->dict: # `{field: values}`; lists with `None` where one is missing, also of a fixed-width field
         "The values that were read, and the checksums of fields that have them beside their values"
-        result,n = {},len(self.request.places)
+        numbers,places = self.request.numbers,self.request.places
+        result,n = {},len(places)
         for field,reads in self._reads.items():
             entry = self.request.part.fields[field]
             if entry['dtype'] is None:
@@ -245,19 +246,14 @@ class PartRead:
             crcs = np.zeros(n, np.uint32) if entry.get('check') else None
             found,missing = unpack_replies(reads, replies, entry['dtype'], n, crcs)
             values = found.astype(self.fields[field]['dtype'], copy=False)
-            if crcs is not None: result[f'{field}.crc'] = self._translated(found, crcs, values)
+            if crcs is not None:
+                # The checksums under the numbers in the dataset, and with its type. One that does not match a value in
+                # the part does not match it afterwards either, as both differ by the same bits
+                if numbers is not places or values is not found:
+                    crcs = packed_crcs(values, numbers)^crcs^packed_crcs(found, places)
+                result[f'{field}.crc'] = crcs
             if missing:
                 values = list(values)
                 for k in missing: values[k] = None
             result[field] = values
         return result
-
-    def _translated(self, found, crcs, values):
-        """The checksums that values have under their numbers in the dataset, and with its type: uint32, shape (k,)
-
-        `found` and `crcs` are the values and checksums of the part, and `values` those of the dataset, all of shape
-        (k,). A checksum that does not match a value in the part does not match it afterwards either, as both differ by
-        the same bits."""
-        numbers,places = self.request.numbers,self.request.places
-        if numbers is places and values is found: return crcs   # under the same numbers, and with the same type
-        return packed_crcs(values, numbers)^crcs^packed_crcs(found, places)
