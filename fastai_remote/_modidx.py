@@ -930,8 +930,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.load.stats._in_ms': ('load/stats.html#_in_ms', 'fastai_remote/load/stats.py'),
                                           'fastai_remote.load.stats._parts': ('load/stats.html#_parts', 'fastai_remote/load/stats.py'),
                                           'fastai_remote.load.stats._rate': ('load/stats.html#_rate', 'fastai_remote/load/stats.py'),
-                                          'fastai_remote.load.stats._setup_of': ( 'load/stats.html#_setup_of',
-                                                                                  'fastai_remote/load/stats.py'),
                                           'fastai_remote.load.stats._speed': ('load/stats.html#_speed', 'fastai_remote/load/stats.py'),
                                           'fastai_remote.load.stats.advice_for': ( 'load/stats.html#advice_for',
                                                                                    'fastai_remote/load/stats.py'),

@@ -40,11 +40,7 @@ class RemoteDistributedDL(DistributedDL):
             raise ValueError(f"{dl.store_names}: on_bad='skip' would give the ranks different numbers of samples, and "
                              "they would wait for each other: use on_bad='replace' to train on several ranks")
 
-    @property
-    def start(self):
-        "Number of the batch that the epoch begins with, as in `RemoteDL`"
-        return self.dl.start
-
+    start = property(lambda self: self.dl.start)   # number of the batch that the epoch begins with, as in `RemoteDL`
     global_bs = RemoteDL.global_bs
 
     def __len__(self):

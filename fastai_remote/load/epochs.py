@@ -132,7 +132,7 @@ class Epochs:
         self.seed = seed
         self.given_rank = None if world_size is None else (rank,world_size)
         self.found_rank = None   # what `rank_and_world_size` returned last
-        # That of the next epoch; that of calls of `set_epoch`; 1 if `keep_undivided` was called
+        # Number of the next epoch; how often `set_epoch` was called; 1 if `keep_undivided` was called
         self.numbers = SharedNumbers(3)
         self.found_refusal = ''   # what `refusal` returned in the process that made this one
         self.times = 0   # epochs that began in this process
@@ -141,11 +141,6 @@ class Epochs:
     def epoch(self)->int:
         "The number that `set_epoch` was given last, at first 0; it does not change when an epoch begins or ends"
         return self.numbers[0]
-
-    @property
-    def n_set(self)->int:
-        "How often `set_epoch` was called"
-        return self.numbers[1]
 
     def set_epoch(self,
         epoch:int # Number of the next epoch

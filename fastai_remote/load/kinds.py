@@ -66,11 +66,6 @@ class FieldChoice:
                          f'give the store too, RedisBlock(store, {self.field!r})')
 
     @property
-    def parts(self)->list:
-        "The parts of the field's name, which dots separate: `['mask', 'png']`"
-        return [] if self.field is None else self.field.split('.')
-
-    @property
     def holds_images(self)->bool:
         "Does the field hold images other than masks, and was `PILMask` not chosen? Needs a `store` and a `field`."
         return is_image(self.codec) and not self.store.field_table.holds_masks(self.field) and not self.is_type(PILMask)
@@ -153,7 +148,7 @@ def is_boxes(
 
 def _is_box_labels(choice):
     if choice.img_cls is not None: return choice.is_type(LabeledBBox)
-    return 'boxes' in choice.parts and choice.codec=='labels'
+    return choice.field is not None and 'boxes' in choice.field.split('.') and choice.codec=='labels'
 
 def _is_points(choice):
     return choice.is_type(TensorPoint) or _is_array_that(holds_points, choice)

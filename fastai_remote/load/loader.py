@@ -327,7 +327,9 @@ class RemoteDL(SeededDL, ShownDL):
     ): # Yields batches
         "The batches of these samples, before `after_batch`"
         if not inputs.fetches:
-            yield from super().create_batches(self.all_seeded(positions))
+            parts = enumerate(chunked(positions, self.bs or 1))
+            positions = (position for k,part in parts for position in self.seeded(part, self.first_of(k)))
+            yield from super().create_batches(positions)
             return
         batches,path = self._fetched(inputs, positions),decide_path(self)
         self._path = path
