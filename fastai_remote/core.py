@@ -2,7 +2,7 @@
 
 Docs: page `core`"""
 
-import io, json, re, sys, zlib
+import io, json, re, zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from difflib import get_close_matches
@@ -572,11 +572,6 @@ def _crc_tables():
         for following in range(16)]
     return np.array(tables, np.uint32).ravel()
 
-def _little_endian(a):
-    "Array `a` as a contiguous array with the least significant byte of each number first; `a` itself if it is one"
-    is_little = sys.byteorder=='little' and a.dtype.isnative
-    return np.ascontiguousarray(a if is_little else a.astype(a.dtype.newbyteorder('<')))
-
 @cache
 def _crc_offsets(number_bytes, width):
     """Where the tables of `_crc_tables` start for each byte of a message, and the crc32 of a message of zeros
@@ -602,8 +597,9 @@ def packed_crcs(
     n,width = len(values),values.dtype.itemsize
     if not n: return np.zeros(0, np.uint32)
     # In little-endian arrays, byte k of a number is the one that is followed by k bytes in the message.
-    value_bytes = _little_endian(values).view(np.uint8).reshape(n, width)
-    number_bytes = _little_endian(numbers).view(np.uint8).reshape(n, 8)
+    little = values.dtype.newbyteorder('<')
+    value_bytes = np.ascontiguousarray(values, little).view(np.uint8).reshape(n, width)
+    number_bytes = np.ascontiguousarray(numbers, '<i8').view(np.uint8).reshape(n, 8)
     used = (int(numbers.max()).bit_length()+7)//8   # the other bytes of numbers are zero, and add nothing
     at = np.empty((used+width, n), np.intp)
     at[:used] = number_bytes[:,:used].T

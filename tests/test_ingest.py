@@ -241,8 +241,8 @@ def test_samples_that_fail_leave_no_gap(server, bads):
         assert is_shuffled or numbers==sorted(numbers)
         at = stop
     assert samples==[good(o['id']) for o in samples]
-    places = s.places_in(s.parts[0], np.arange(n_good)).tolist()
-    assert keys(server)==want_keys(['txt','labels'], ['cls','id'], places, failed=bool(bad))
+    (_,_,places), = s.groups(np.arange(n_good))
+    assert keys(server)==want_keys(['txt','labels'], ['cls','id'], places.tolist(), failed=bool(bad))
     reasons = {i:f'ValueError: no {i} (fn was given: int)' for i in bad}
     assert sorted(s.failures())==sorted((f's{i//40}: item {i%40}', reasons[i]) for i in bad)
     assert len(rep.failures)==min(100, len(bad)) and {*rep.failures}<={*s.failures()}

@@ -114,7 +114,7 @@ class JpegSource:
         """Write the result to array `out` with the C module; raises `ValueError` if that cannot be done
 
         `plan`: region and crop, see `_scaled_box`, then size, whether the filter is bicubic, window and orientation,
-        as in `PixelPlan`, and what `_columns_first` returns."""
+        as in `PixelPlan`, and whether the region is resized in y before x."""
         if _jpeg is None: raise ValueError('the C module `_jpeg` was not compiled')
         _jpeg.read(self.data, out, scale, self.channels, *plan)
 
@@ -188,15 +188,6 @@ def _scaled_box(box, scale, size):
     crop = (box[0]/scale-x0, box[1]/scale-y0, min(box[2]/scale, x1)-x0, min(box[3]/scale, y1)-y0)
     return (x0,y0,x1,y1),crop
 
-def _columns_first(region, to, transposed):
-    """Does this version of Pillow resize `region`, (x0, y0, x1, y1), to `to`, (width, height), in y before x?
-
-    If the image was `transposed` before it was resized, Pillow sees x and y swapped."""
-    width,height = region[2]-region[0],region[3]-region[1]
-    new_width,new_height = to
-    if transposed: width,new_width,height,new_height = height,new_height,width,new_width
-    return (_new_order and height>new_height and height-new_height>2*(width-new_width))!=transposed
-
 def _resize(im, to, resample, crop, transposed):
     "`im.resize(to, resample, crop)`; if `transposed`, as of the transposed image, whose result is transposed back"
     if not transposed: return im.resize(to, resample, crop)
@@ -269,7 +260,9 @@ class PixelPlan:
         scale = src.scale(box, self.to) if src.reducing_gap else 1
         if scale>1: region,crop = _scaled_box(box, scale, src.size)
         window = self.window or (0, 0, *to)
-        columns_first = _columns_first(region, to, self.transposed)
+        dx,dy = region[2]-region[0]-to[0],region[3]-region[1]-to[1]   # by how much it becomes smaller
+        if self.transposed: dx,dy = dy,dx   # as Pillow sees it
+        columns_first = (_new_order and dy>max(0, 2*dx))!=self.transposed
         if out is None: out = np.empty((src.channels, *self.size[::-1]), np.uint8)
         bicubic = RESAMPLES[self.resample]
         try: src.write(out, scale, region, crop, to, bicubic, window, self.orientation, columns_first)

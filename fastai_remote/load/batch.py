@@ -163,7 +163,7 @@ class Batch:
     values:list # For each `Fetch` of the pipelines: the value of each of `numbers`, a list or an array
     wanted:int # Number of samples before some were skipped
     bad:tuple=() # Numbers of samples that were replaced or skipped
-    first:int=0 # Place in the epoch of the first sample
+    first:int=0 # Place in the epoch of the first sample, of a loader with a `seed`
 
 class NoSamples:
     "What a worker sends in place of a batch whose samples were all skipped, so that the other batches keep their order"

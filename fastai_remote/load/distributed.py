@@ -40,11 +40,7 @@ class RemoteDistributedDL(DistributedDL):
             raise ValueError(f"{dl.store_names}: on_bad='skip' would give the ranks different numbers of samples, and "
                              "they would wait for each other: use on_bad='replace' to train on several ranks")
 
-    @property
-    def start(self):
-        "Number of the batch that the epoch begins with, as in `RemoteDL`"
-        return self.dl.start
-
+    start = property(lambda self: self.dl.start)   # number of the batch that the epoch begins with, as in `RemoteDL`
     global_bs = RemoteDL.global_bs
 
     def __len__(self):
@@ -127,10 +123,11 @@ def _check_same(order, dl):
 #
 # `prepare_loader` knows such a loader by its batches or its dataset. It prepares any other loader as accelerate does.
 
-def divided_batches(
-    loader # A torch `DataLoader`, or what a framework made of one
-): # `RemoteBatches`, `BatchedDataset`, `RemoteStream`, or `None` for any other loader
-    "What divides the batches of `loader` among the ranks; raises `ValueError` for batches of batches"
+def _divided_batches(loader):
+    """What divides the batches of a torch `DataLoader`, or of what a framework made of one, among the ranks
+
+    It is a `RemoteBatches`, `BatchedDataset` or `RemoteStream`; `None` for any other loader. Raises `ValueError` for
+    batches of batches."""
     batches,dataset = getattr(loader, 'batch_sampler', None),getattr(loader, 'dataset', None)
     if isinstance(batches, RemoteBatches): return batches
     if isinstance(dataset, RemoteStream): return dataset
@@ -154,7 +151,7 @@ def prepare_loader(
 
     They are moved to the device, and accelerate sets the epochs, but does not divide them again. Raises `ValueError` if
     they are divided among another number of ranks, or are those of another rank."""
-    batches = divided_batches(loader)
+    batches = _divided_batches(loader)
     if batches is None: return accelerator.prepare(loader)
     peers = _peers(accelerator)
     n,rank = accelerator.num_processes//peers,accelerator.process_index//peers
@@ -179,7 +176,7 @@ def distributed_class(
 
     Raises `ValueError` for a torch `DataLoader` whose batches are divided among the ranks already."""
     if isinstance(dl, RemoteDL): return RemoteDistributedDL
-    batches = divided_batches(dl)
+    batches = _divided_batches(dl)
     if batches is None: return DistributedDL
     raise ValueError(f'{batches!r}: learn.distrib_ctx() would divide a torch DataLoader of a RemoteDataset '
                      'again: make the loaders of a Learner by DataLoaders.from_store')

@@ -132,7 +132,7 @@ class Epochs:
         self.seed = seed
         self.given_rank = None if world_size is None else (rank,world_size)
         self.found_rank = None   # what `rank_and_world_size` returned last
-        # That of the next epoch; that of calls of `set_epoch`; 1 if `keep_undivided` was called
+        # Number of the next epoch; how often `set_epoch` was called; 1 if `keep_undivided` was called
         self.numbers = SharedNumbers(3)
         self.found_refusal = ''   # what `refusal` returned in the process that made this one
         self.times = 0   # epochs that began in this process
@@ -141,11 +141,6 @@ class Epochs:
     def epoch(self)->int:
         "The number that `set_epoch` was given last, at first 0; it does not change when an epoch begins or ends"
         return self.numbers[0]
-
-    @property
-    def n_set(self)->int:
-        "How often `set_epoch` was called"
-        return self.numbers[1]
 
     def set_epoch(self,
         epoch:int # Number of the next epoch
@@ -290,23 +285,8 @@ class EpochIterator:
 #
 # Stock fastai makes a list of all indices and shuffles it. Here, an `Order` computes the positions. There are few kinds
 # of orders: as stored; shuffled; shuffled shard by shard; by length, as in fastai's `SortedDL`; or drawn with
-# replacement, so that rare labels come as often as others. `epoch_order` chooses, and nothing else makes an order.
-# `shuffle_fn` is fastai's hook for another random order.
-
-def epoch_order(
-    dl # A `RemoteDL`
-)->Order: # Positions in its dataset
-    """The order of the epoch that begins, for all workers and ranks together
-
-    Its random numbers are drawn from `dl.rng`. Raises what `check_balance` raises, and `ValueError` if `shuffle_fn` was
-    replaced where labels are balanced."""
-    if dl.shuffle and dl.balance is not None: return _balanced(dl)
-    if dl.shuffle and dl.shuffles_otherwise: return dl.shuffle_fn(Order(dl.n))
-    if dl.lengths is not None and dl.known_lengths is None: dl.known_lengths = dl.lengths(dl.dataset)
-    if dl.known_lengths is not None: return _by_length(dl)
-    if not dl.shuffle: return Order(dl.n)
-    sizes = shard_sizes(dl)
-    return dl.shuffle_fn(Order(dl.n)) if sizes is None else Order(dl.n, _shuffled_shards(dl, sizes))
+# replacement, so that rare labels come as often as others. `RemoteDL.get_idxs` chooses, and `shuffle_fn` is fastai's
+# hook for another random order.
 
 def shard_sizes(
     dl # A `RemoteDL`
@@ -318,7 +298,10 @@ def shard_sizes(
     sizes = items.shard_sizes if isinstance(items, RemoteItems) else None
     return sizes if sizes is not None and sizes.sum()==dl.n else None
 
-def _shuffled_shards(dl, sizes):
+def shuffled_shards(
+    dl, # A `RemoteDL`
+    sizes:np.ndarray # What `shard_sizes` returned
+)->ShardPermutation:
     """A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards
 
     With a `seed` it depends neither on the number of workers nor on that of the ranks: each batch of all ranks together
@@ -327,13 +310,15 @@ def _shuffled_shards(dl, sizes):
     if dl.is_seeded: lanes,bs = dl.lanes,max(1, dl.global_bs//dl.lanes)
     return ShardPermutation(sizes, dl.rng.getrandbits(63), dl.interleave, bs, lanes)
 
-def _by_length(dl):
-    "The `Order` of fastai's `SortedDL`: if shuffled, similar lengths share a batch; else the longest come first"
+def order_by_length(
+    dl # A `RemoteDL` with `known_lengths`
+)->Order:
+    "The order of fastai's `SortedDL`: if shuffled, similar lengths share a batch; else the longest come first"
     if not dl.shuffle: return Order(dl.n, LongestFirst(dl.known_lengths, dl.n))
     sizes,lanes,longest = shard_sizes(dl),None,None
     if sizes is not None:
         # with a `seed`, each batch has samples of all lanes
-        base,lanes = _shuffled_shards(dl, sizes),1 if dl.is_seeded else max(1, dl.fake_l.num_workers)
+        base,lanes = shuffled_shards(dl, sizes),1 if dl.is_seeded else max(1, dl.fake_l.num_workers)
     else:
         base = Permutation(dl.n, dl.rng.getrandbits(63))
         if dl.longest is None: dl.longest = longest_of(dl.known_lengths, dl.n)
@@ -341,8 +326,10 @@ def _by_length(dl):
     seed = dl.rng.getrandbits(63)
     return Order(dl.n, SortedWindows(base, dl.n, dl.known_lengths, dl.global_bs, seed, lanes, longest))
 
-def _balanced(dl):
-    "A `WeightedOrder` that draws labels according to `balance`"
+def balanced_order(
+    dl # A `RemoteDL`
+)->WeightedOrder:
+    "Draws labels by `balance`; raises what `check_balance` raises, and `ValueError` for another `shuffle_fn`"
     items = getattr(dl.dataset, 'items', dl.dataset)
     check_balance(items, dl.balance)
     if dl.shuffles_otherwise:

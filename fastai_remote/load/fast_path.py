@@ -22,7 +22,7 @@ from .batch import fetch_of, NoSamples, OutgoingTensor, StoreInputs, WorkerMemor
 from .equivalence import (
     CATEGORY_TFMS, IMAGE_TFMS, is_idle, NotCertain, why_changed, why_image, why_stock_changed, why_unknown)
 from .fetch_transform import Fetch
-from .lazy_image import BatchMemory, EncodedImage, image_floats, open_image, picture_of, stack_images
+from .lazy_image import BatchMemory, EncodedImage, image_floats, open_image, picture_of
 from .timed import stage, TimedBatch
 
 # --- Whole batches
@@ -66,7 +66,7 @@ class _ImageMaker(_TensorMaker):
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
     def begin(self, values, begin_sample):
-        """A list of the images that the item transforms return, where possible undecoded
+        """A list of what the item transforms return, each an `EncodedImage` with a `plan`
 
         It must be called in the order of the batches, because transforms draw random numbers. `values` are those of a
         batch, a list. `begin_sample(k)`, if it is not `None`, is called before the transforms of sample `k`. Raises
@@ -87,8 +87,11 @@ class _ImageMaker(_TensorMaker):
 
     def __call__(self, values):
         if self.tfms:
-            x = stack_images(values, self.memory)
-            return None if x is None else OutgoingTensor(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
+            size = values[0].size
+            if any(image.size!=size for image in values): return
+            x = self.memory((len(values), self.channels, *size[::-1]))
+            for image,pixels in zip(values, x.numpy()): image.pixels(pixels)   # decoded into its part of the tensor
+            return OutgoingTensor(x, self.cls._tensor_cls)
         x = self._drawn(values) if self.codec.name=='strokes' else self._joined_arrays(values)
         if x is None: x = self._stacked(map(self._array, values), len(values))
         if x is None: return
@@ -255,22 +258,31 @@ class WholeBatches:
         self.is_sent = dl.fake_l.num_workers>0 and get_worker_info() is not None
         memory = WorkerMemory(dl.offs, dl.buffers, self.memory) if self.is_sent else self.memory
         self.makers = [_maker_of(tl, memory, {'reducing_gap':dl.reducing_gap}) for tl in dataset.tls]
-        _use_item_tfms(dl.after_item, self.makers)
-        self.transforms = _transforms_of(dl)
-
-    def is_outdated(self,
-        dl # The `RemoteDL`
-    )->bool:
-        "Have transforms been added, removed, replaced or put in another order since this was made?"
-        now = _transforms_of(dl)
-        return len(now)!=len(self.transforms) or any(a is not b for a,b in zip(now, self.transforms))
+        self.dl,self.transforms = dl,_transforms_of(dl)
+        # The maker of images applies the item transforms
+        active,types = [t for t in dl.after_item.fs if not is_idle(t)],[maker.cls for maker in self.makers]
+        if not active: raise NotCertain('there is no ToTensor')
+        *tfms,last = active
+        for t in tfms:
+            if why:=why_unknown(t, IMAGE_TFMS, *types): raise NotCertain(why)
+        if last.split_idx is not None: raise NotCertain('ToTensor has a split_idx')
+        if why:=why_unknown(last, (ToTensor,), *types): raise NotCertain(why)
+        if not tfms: return
+        images = [maker for maker in self.makers if isinstance(maker, _ImageMaker)]
+        if len(images)!=1 or images[0] is not self.makers[0] or types[0] is PILMask:
+            raise NotCertain('item transforms see more than one image, or none in the first place')
+        images[0].tfms,images[0].split_idx = tfms,dl.after_item.split_idx
 
     @stage('transform')
     def begin(self,
         columns:list, # The values of each pipeline: a list or an array, one value for each position
         begin_sample=None # `begin_sample(k)`, called before the transforms of sample `k` of the batch
     )->list: # For `finish`; `None` if the items have to be made one by one, which also raises the right error
-        "The part of making a batch that draws random numbers"
+        """The part of making a batch that draws random numbers
+
+        After transforms were added, removed, replaced or put in another order, items are made one by one."""
+        now = _transforms_of(self.dl)
+        if len(now)!=len(self.transforms) or any(a is not b for a,b in zip(now, self.transforms)): return
         try: return [maker.begin(values, begin_sample) if maker.tfms else values
                      for maker,values in zip(self.makers, columns)]
         except Exception: return None
@@ -286,21 +298,6 @@ class WholeBatches:
         if None in outgoing: return
         for o in outgoing: o.buffers,o.own = self.buffers,self.own
         return tuple(outgoing if self.is_sent else (o.open(self.memory) for o in outgoing))
-
-def _use_item_tfms(after_item, makers):
-    "Have the one of `makers` that makes images apply the item transforms; raises `NotCertain` if that is not possible"
-    active,types = [t for t in after_item.fs if not is_idle(t)],[maker.cls for maker in makers]
-    if not active: raise NotCertain('there is no ToTensor')
-    *tfms,last = active
-    for t in tfms:
-        if why:=why_unknown(t, IMAGE_TFMS, *types): raise NotCertain(why)
-    if last.split_idx is not None: raise NotCertain('ToTensor has a split_idx')
-    if why:=why_unknown(last, (ToTensor,), *types): raise NotCertain(why)
-    if not tfms: return
-    images = [maker for maker in makers if isinstance(maker, _ImageMaker)]
-    if len(images)!=1 or images[0] is not makers[0] or types[0] is PILMask:
-        raise NotCertain('item transforms see more than one image, or none in the first place')
-    images[0].tfms,images[0].split_idx = tfms,after_item.split_idx
 
 # --- The decision of an epoch
 #

@@ -66,11 +66,6 @@ class FieldChoice:
                          f'give the store too, RedisBlock(store, {self.field!r})')
 
     @property
-    def parts(self)->list:
-        "The parts of the field's name, which dots separate: `['mask', 'png']`"
-        return [] if self.field is None else self.field.split('.')
-
-    @property
     def holds_images(self)->bool:
         "Does the field hold images other than masks, and was `PILMask` not chosen? Needs a `store` and a `field`."
         return is_image(self.codec) and not self.store.field_table.holds_masks(self.field) and not self.is_type(PILMask)
@@ -145,15 +140,12 @@ def _is_array_that(holds, choice):
     "Does `holds(field, codec)` say yes to a field without a chosen type?"
     return choice.img_cls is None and choice.field is not None and holds(choice.field, choice.codec)
 
-def is_boxes(
-    choice:FieldChoice
-)->bool:
-    "Does the field hold bounding boxes?"
+def _is_boxes(choice):
     return choice.is_type(TensorBBox) or _is_array_that(holds_boxes, choice)
 
 def _is_box_labels(choice):
     if choice.img_cls is not None: return choice.is_type(LabeledBBox)
-    return 'boxes' in choice.parts and choice.codec=='labels'
+    return choice.field is not None and 'boxes' in choice.field.split('.') and choice.codec=='labels'
 
 def _is_points(choice):
     return choice.is_type(TensorPoint) or _is_array_that(holds_points, choice)
@@ -192,7 +184,7 @@ KINDS = [   # the first that fits a field is used, so special kinds come before 
     Kind('bounding boxes', 'boxes.npy', 'TensorBBox',
          'an array, or a list in JSON, with a part `boxes`, `bboxes` or `bbox` of the name, or the type `TensorBBox`; '
          'shape (n,4), corners (x1, y1, x2, y2) in pixels, or (x, y, width, height) with a part `xywh` of the name', '',
-         is_boxes, _boxes, item_tfms=(PointScaler,), before_batch=pad_boxes),
+         _is_boxes, _boxes, item_tfms=(PointScaler,), before_batch=pad_boxes),
     Kind('labels of boxes', 'boxes.labels', 'TensorMultiCategory',
          'the codec `labels` and a part `boxes` of the name, or a field `labels` that is a target beside boxes, or the '
          'type `LabeledBBox`', '', _is_box_labels,
@@ -281,7 +273,7 @@ def _default_targets(store, x):
     Raises `UnknownField` if there is none, and if several fields of the first kind in `_TARGETS` could be the target;
     one that is called `target` is preferred."""
     if 'cls' in store.fields: return ['cls']
-    boxes = [field for field in store.fields if is_boxes(FieldChoice(field, store))]
+    boxes = [field for field in store.fields if _is_boxes(FieldChoice(field, store))]
     labels = [field for field in store.fields if store.field_table.entry(field)['codec']=='labels']
     if len(boxes)==1 and len(labels)==1: return boxes+labels
     if 'labels' in store.fields: return ['labels']
@@ -302,7 +294,7 @@ def _with_labels_of_boxes(targets):
     """`targets`, a list of `FieldChoice`, where a field of labels right after boxes gets the type `LabeledBBox`
 
     Raises `ValueError` if there are boxes and labels, but never labels right after boxes."""
-    boxes = [is_boxes(choice) for choice in targets]
+    boxes = [_is_boxes(choice) for choice in targets]
     labels = [choice.img_cls is None and choice.codec=='labels' for choice in targets]
     found = [labels[k] and k>0 and boxes[k-1] for k in range(len(targets))]
     if any(boxes) and any(labels) and not any(found):

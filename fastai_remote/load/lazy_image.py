@@ -191,29 +191,6 @@ def picture_of(
     pixels = codec.array(value)
     return codec.image(value) if pixels is None else pixels
 
-# --- stack_images
-
-# Undecoded images of one size are decoded directly into the tensor of their batch.
-
-def _new_bytes(shape:tuple)->torch.Tensor:
-    "An uninitialised tensor of bytes"
-    return torch.empty(shape, dtype=torch.uint8)
-
-def stack_images(
-    images:list, # The images of a batch, one for each item
-    allocate=_new_bytes, # `allocate(shape)` -> tensor of bytes
-)->torch.Tensor: # `TensorImage` or `TensorImageBW`, shape (len(images), channels, height, width), or `None`
-    """The batch that `ToTensor` and collating would make of `images`, each decoded into its part of the tensor
-
-    `None` unless all images are encoded, of one type and of one size."""
-    first = images[0]
-    if not isinstance(first, EncodedImage): return
-    if any(type(o) is not type(first) or o.plan is None or o.size!=first.size for o in images): return
-    width,height = first.size
-    batch = allocate((len(images), len(first.mode), height, width))
-    for image,out in zip(images, batch.numpy()): image.pixels(out)
-    return first._tensor_cls(batch)
-
 # --- Memory
 
 # A batch of 64 photographs takes 10 MB as bytes and 38 MB as floats. If its memory is new each time, the system has to

@@ -35,7 +35,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ..codec.pixels import warn_without_c_modules
 from ..core import CorruptSample, MissingSample, unknown_arguments
 from .batch import fetch_of, first_or_other, NoSamples, SharedBuffers, StoreInputs, without_empty
-from .epochs import check_balance, epoch_order, shard_sizes
+from .epochs import balanced_order, check_balance, order_by_length, shard_sizes, shuffled_shards
 from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
@@ -244,7 +244,19 @@ class RemoteDL(SeededDL, ShownDL):
 
     # Order: which positions a batch has
 
-    def get_idxs(self): return super().get_idxs() if not self.indexed or self.n is None else epoch_order(self)
+    def get_idxs(self):
+        """The `Order` of the epoch that begins, for all workers and ranks together; nothing else makes one
+
+        Its random numbers are drawn from `rng`. Raises what `check_balance` raises, and `ValueError` if `shuffle_fn`
+        was replaced where labels are balanced."""
+        if not self.indexed or self.n is None: return super().get_idxs()
+        if self.shuffle and self.balance is not None: return balanced_order(self)
+        if self.shuffle and self.shuffles_otherwise: return self.shuffle_fn(Order(self.n))
+        if self.lengths is not None and self.known_lengths is None: self.known_lengths = self.lengths(self.dataset)
+        if self.known_lengths is not None: return order_by_length(self)
+        sizes = shard_sizes(self) if self.shuffle else None
+        if sizes is not None: return Order(self.n, shuffled_shards(self, sizes))
+        return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
 
     @property
     def shuffles_otherwise(self)->bool:
@@ -312,17 +324,15 @@ class RemoteDL(SeededDL, ShownDL):
     def batches_at(self,
         positions, # All of this process in an epoch, an iterable
         inputs:StoreInputs # Those of the dataset
-    ): # Iterator of batches
-        "The batches of these samples, before `after_batch`"
-        if inputs.fetches: return self.built(inputs, self._fetched(inputs, positions))
-        return super().create_batches(self.all_seeded(positions))
-
-    def built(self,
-        inputs:StoreInputs, # Those of the dataset
-        batches # Iterable of `Batch`
     ): # Yields batches
-        "What is built of `batches`, before `after_batch`"
-        path = self._path = decide_path(self)
+        "The batches of these samples, before `after_batch`"
+        if not inputs.fetches:
+            parts = enumerate(chunked(positions, self.bs or 1))
+            positions = (position for k,part in parts for position in self.seeded(part, self.first_of(k)))
+            yield from super().create_batches(positions)
+            return
+        batches,path = self._fetched(inputs, positions),decide_path(self)
+        self._path = path
         try:
             if path.whole: yield from self._whole_batches(path.whole, inputs, batches)
             else: yield from self._item_batches(inputs, batches)
@@ -340,7 +350,7 @@ class RemoteDL(SeededDL, ShownDL):
         work = ((part, shards and shards(part)) for part in chunked(positions, self.bs or 1))
         try:
             for k,batch in in_advance(inputs.read, enumerate(work), self.prefetch):
-                batch.first = self.first_of(k)
+                if self.is_seeded: batch.first = self.first_of(k)
                 if self._bad is not None: self._bad.note(self.offs, *batch.bad)
                 yield batch
         except (CorruptSample,MissingSample) as e:
@@ -424,7 +434,7 @@ class RemoteDL(SeededDL, ShownDL):
                 state = random.getstate()
                 def begin_sample(k, first=batch.first): self.seeds.begin_sample(first+k, known=True)
                 seeding = begin_sample if self.is_seeded else None
-                is_over = given_up or not batch.positions or whole.is_outdated(self)
+                is_over = given_up or not batch.positions
                 values = None if is_over else whole.begin(batch.values, seeding)
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 is_dropped = batch.positions and batch.wanted<self.bs and self.drop_last

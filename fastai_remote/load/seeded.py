@@ -9,7 +9,6 @@ Docs: page `load/seeded`"""
 import random, warnings
 
 from fastai.data.core import TfmdLists
-from fastcore.basics import chunked
 
 from .batch import StoreInputs
 from .epochs import check_options, shard_sizes
@@ -145,11 +144,3 @@ class SeededDL:
         for k,position in enumerate(positions):
             if self.is_seeded: self.seeds.begin_sample(first+k)
             yield position
-
-    def all_seeded(self,
-        positions # All of this process in an epoch, an iterable
-    ): # An iterable of them
-        "As `seeded`"
-        if not self.is_seeded: return positions
-        parts = chunked(positions, self.bs or 1)
-        return (position for k,part in enumerate(parts) for position in self.seeded(part, self.first_of(k)))

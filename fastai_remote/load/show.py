@@ -45,27 +45,19 @@ def _wrapped(value, width=32, longest=96):
     "`value`; of a `TitledStr` the first `longest` characters, divided into lines of `width`"
     return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 
-def joined_inputs(
-    samples:L, # Decoded samples
-    n_inp:int # How many of the values of each are inputs
-)->L: # Tuples of one input and the targets
-    "The samples with their inputs in one `SeveralInputs`"
+def _joined_inputs(samples, n_inp):
+    "Decoded `samples`, an `L`, with the first `n_inp` values of each, its inputs, in one `SeveralInputs`"
     return samples.map(lambda sample: (SeveralInputs(*sample[:n_inp]),*sample[n_inp:]))
 
 # --- Results that fastai cannot show
 
-# `show_beside` shows images with any other target than fastai knows, and `show_texts` the results of texts.
+# Both functions are called as `show_results` of fastai: `samples` are tuples of one input and the targets, and `outs`
+# those of what a model predicted.
 
-def show_beside(
-    x, y, # The inputs and the targets of the batch, which are not used
-    samples:L, # Tuples of one input and the targets
-    outs:L, # Tuples of what a model predicted
-    ctxs=None, # Not used: axes are made
-    max_n:int=6, # Number of samples to show
-    figsize:tuple=None, # Width and height in inches
-    **kwargs
-): # Axes, two for each sample
-    "Show samples with their targets at the left and with the predictions at the right"
+def _show_beside(x, y, samples, outs, ctxs=None, max_n=6, figsize=None, **kwargs):
+    """Show images with any other target than fastai knows, on the left with the targets, on the right with predictions
+
+    Returns new axes, two for each sample."""
     n = min(len(samples), max_n)
     axes = get_grid(n, ncols=1, figsize=figsize, double=True, title='Target/Prediction')
     for k,(sample,out) in enumerate(zip(samples[:n], outs[:n])):
@@ -74,16 +66,8 @@ def show_beside(
                 if not isinstance(after, LabeledBBox): value.show(ctx=axis, **kwargs)   # it shows the boxes, too
     return axes
 
-def show_texts(
-    x, y, # The inputs and the targets of the batch
-    samples:L, # Tuples of a text and the targets
-    outs:L, # Tuples of what a model predicted
-    ctxs=None, # Rows of a table; default: new ones
-    max_n:int=10, # Number of samples to show
-    trunc_at:int=150, # Tokens of each text to show
-    **kwargs
-): # The rows
-    """Show texts with targets and predictions as a table
+def _show_texts(x, y, samples, outs, ctxs=None, max_n=10, trunc_at=150, **kwargs):
+    """Show texts, of each `trunc_at` tokens, with targets and predictions as a table, and return its rows
 
     It is what `show_results` of fastai 2.8 is meant to do. That fails, as it calls `show_results[object]`."""
     if ctxs is None: ctxs = get_empty_df(min(len(samples), max_n))
@@ -143,23 +127,23 @@ class ShownDL(TfmdDL):
     def _pre_show_batch(self, b, max_n=9):
         x,y,samples = super()._pre_show_batch(b, max_n)
         if not self._joins_inputs or not _is_image_first(x): return x,y,samples
-        return x[0],y,joined_inputs(samples, self.n_inp)   # the type of the first input decides how a batch is shown
+        return x[0],y,_joined_inputs(samples, self.n_inp)   # the type of the first input decides how a batch is shown
 
     def show_results(self, b, out, max_n=9, ctxs=None, show=True, **kwargs):
         x,y,samples,outs = result = super().show_results(b, out, max_n, ctxs, False, **kwargs)
         if not show: return result
         if ctxs is None and self._shown_as_table(samples, max_n, outs): return
         if ctxs is None: kwargs = {**_room_for_texts(samples, max_n), **kwargs}
-        if _is_image_first(x): x,samples = x[0],joined_inputs(samples, self.n_inp)
+        if _is_image_first(x): x,samples = x[0],_joined_inputs(samples, self.n_inp)
         self._shower(x, y, samples, outs)(x, y, samples, outs, ctxs=ctxs, max_n=max_n, **kwargs)
 
     def _shower(self, *args):
         "The function that shows results `args`: that of fastai, or ours for two kinds for which fastai's fails"
         method = show_results._resolve_method_with_cache(args)[0]
         kinds = method.__annotations__
-        if method.__module__=='fastai.vision.learner' and 'y' not in kinds: return show_beside
+        if method.__module__=='fastai.vision.learner' and 'y' not in kinds: return _show_beside
         is_text = method.__module__=='fastai.text.learner' and kinds.get('x') is TensorText
-        return show_texts if is_text and not hasattr(type(show_results), '__getitem__') else show_results
+        return _show_texts if is_text and not hasattr(type(show_results), '__getitem__') else show_results
 
     def _shown_as_table(self, samples, max_n, outs=None):
         "Show decoded samples, with predictions `outs`, as a table if all values are numbers. Was this done?"

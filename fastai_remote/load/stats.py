@@ -115,11 +115,6 @@ def _parts(marks, m, opened, is_first):
              'backward':between('before_backward', 'after_backward'), 'step':between('before_step', 'after_step')}
     return {**parts, 'other':max(0., between('before', 'after_batch')-sum(parts.values()))}
 
-def _setup_of(loader):
-    "The arguments of `LoaderTimes` for a `RemoteDL`: how many batches it makes at a time"
-    threads = loader.threads if decide_path(loader).whole else 0
-    return dict(num_workers=loader.fake_l.num_workers, threads=threads, prefetch=loader.prefetch)
-
 # %% ../../nbs/load/27_stats.ipynb #90382eea
 class StepHistory:
     "Gathers the parts of each training step, and the stages of its batch"
@@ -132,7 +127,10 @@ class StepHistory:
         loader = dl if isinstance(dl, RemoteDL) else getattr(dl, 'dl', None)   # `DistributedDL` has a loader
         is_ours = isinstance(loader, RemoteDL) and type(loader.after_batch) is BatchPipeline
         self.loader,self.is_first = (loader if is_ours else None),True
-        if is_ours: loader.after_batch.times,self.setup = BatchTimes(dl.device),_setup_of(loader)
+        if is_ours:
+            loader.after_batch.times = BatchTimes(dl.device)
+            threads = loader.threads if decide_path(loader).whole else 0
+            self.setup = dict(num_workers=loader.fake_l.num_workers, threads=threads, prefetch=loader.prefetch)
         self.marks = loader.after_batch.times.marks if is_ours else marks_on(getattr(dl, 'device', None))
         self.m = {'after_batch':self.marks.mark()}
 
@@ -225,9 +223,11 @@ def _images_of(dl, n):
 
 def _build_seconds(dl, batch):
     "`(seconds, built batch)` of building `batch`, a `Batch`, in this process, always with the same random numbers"
+    inputs = StoreInputs(dl.dataset)
+    inputs.read = lambda *_: batch   # it has been read
     with no_random():
         start = monotonic()
-        built, = dl.built(StoreInputs(dl.dataset), [batch])
+        built, = dl.batches_at(batch.positions, inputs)
         return monotonic()-start,built
 
 def shrink_gain(
@@ -238,7 +238,7 @@ def shrink_gain(
 
     `None` if it has no JPEGs, they are not much larger than what the model sees, or nothing is gained. The order of the
     loader and the state of random generators are left as they are."""
-    with no_random(): dl = dl.new(num_workers=0, threads=0, bs=n, drop_last=False, shuffle=False)
+    with no_random(): dl = dl.new(num_workers=0, threads=0, prefetch=0, bs=n, drop_last=False, shuffle=False)
     dl.seed = None   # random numbers are those of `no_random`
     found = _images_of(dl, n)
     if found is None: return

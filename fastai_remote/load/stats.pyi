@@ -59,9 +59,6 @@ class History:
 def _parts(marks, m, opened, is_first):
     ...
 
-def _setup_of(loader):
-    ...
-
 class StepHistory:
     rows: Any
     pending: Any

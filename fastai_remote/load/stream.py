@@ -525,7 +525,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
 
     def _check_epoch(self, worker):
         "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
-        slot,now = worker%_SLOTS,self.n_set+1
+        slot,now = worker%_SLOTS,self.numbers[1]+1
         is_again,self.begun[slot] = self.begun[slot]==now,now
         if not is_again or not self.is_random or self.seed is None and self.world_size==1: return
         text = (f'{self!r}: this epoch has the same random order as the last one: call set_epoch(epoch) before each '

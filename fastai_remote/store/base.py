@@ -161,13 +161,26 @@ def get_many(self:Store,
     table = self.field_table
     choices = {field:table.choice(field) for field in fields}   # raises `UnknownField`
     names = list(dict.fromkeys(name for some,_ in choices.values() for name in some))
-    checksums = table.checksums(names) if check else []
+    entries,checksums = self.manifest.fields,[]
+    if check: checksums = [f'{name}.crc' for name in names if f'{name}.crc' in entries or entries[name].get('check')]
     values = self.read_values(numbers, list(dict.fromkeys([*names, *checksums])))
     for name in checksums:
         field,expected = name.removesuffix('.crc'),values[name] if name in names else values.pop(name)
         self.compare_checksums(numbers, field, values, expected)
-    return {field:_picked(self, numbers, field, *choice, values, decode) for field,choice in choices.items()}
+    result = {}
+    for field,(some,is_optional) in choices.items():   # of each sample, the first of `some` that it has
+        picked,found = values[some[0]],some[:1]*len(numbers)
+        if len(some)>1:
+            found = [next((name for name in some if values[name][k] is not None), some[0]) for k in range(len(numbers))]
+            picked = [values[name][k] for k,name in enumerate(found)]
+        if not is_optional and isinstance(picked, list) and None in picked: raise_missing(self, numbers, field, picked)
+        if decode:
+            picked = [None if value is None else self.decode(i, name, value)
+                      for i,name,value in zip(numbers.tolist(), found, picked)]
+        result[field] = picked
+    return result
 
+# %% ../../nbs/store/01_base.ipynb #c6ae0e59
 @patch
 def check_numbers(self:Store, numbers)->np.ndarray:
     """`numbers`, a list or an array of one dimension, as int64 array of shape (n,)
@@ -183,25 +196,11 @@ def check_numbers(self:Store, numbers)->np.ndarray:
     if not len(numbers): return numbers.astype(np.int64)
     if numbers.dtype.kind not in 'iu':
         raise TypeError(f'{self.name}: sample numbers must be integers, not {numbers.dtype}')
-    if numbers.min()<0 or numbers.max()>=len(self):
-        wrong = numbers[(numbers<0)|(numbers>=len(self))][0]
-        raise IndexError(f'{self.name}: no sample {wrong}; there are {len(self)}, numbered from 0')
+    n = self.manifest.n
+    if numbers.min()<0 or numbers.max()>=n:
+        wrong = numbers[(numbers<0)|(numbers>=n)][0]
+        raise IndexError(f'{self.name}: no sample {wrong}; there are {n}, numbered from 0')
     return numbers.astype(np.int64)
-
-# %% ../../nbs/store/01_base.ipynb #c6ae0e59
-def _picked(store, numbers, field, names, is_optional, values, decode):
-    """What `get_many` returns for `field`: of each sample, the first of `values[name]` that there is
-
-    `names` and `is_optional` are what `FieldTable.choice` returns for `field`. Raises `MissingSample`, and with
-    `decode` what decoding raises."""
-    picked,found = values[names[0]],[names[0]]*len(numbers)
-    if len(names)>1:
-        found = [next((name for name in names if values[name][k] is not None), names[0]) for k in range(len(numbers))]
-        picked = [values[name][k] for k,name in enumerate(found)]
-    if not is_optional and isinstance(picked, list) and None in picked: raise_missing(store, numbers, field, picked)
-    if not decode: return picked
-    return [None if value is None else store.decode(i, name, value)
-            for i,name,value in zip(numbers.tolist(), found, picked)]
 
 # %% ../../nbs/store/01_base.ipynb #72e48ece
 def mismatches(

@@ -120,9 +120,6 @@ class Store:
     def class_weights(self, field: str='cls') -> np.ndarray:
         ...
 
-def _picked(store, numbers, field, names, is_optional, values, decode):
-    ...
-
 def mismatches(numbers: np.ndarray, values, checksums: np.ndarray) -> np.ndarray:
     ...
 

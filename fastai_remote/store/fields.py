@@ -41,13 +41,6 @@ class FieldTable:
         if names: return names,is_optional
         raise self.unknown(field)
 
-    def checksums(self,
-        names:list # Names of fields
-    )->list: # Such as `jpg.crc`, in their order
-        "The names under which `read_values` returns the checksums of fields; those without checksums are left out"
-        entries = self.manifest.fields
-        return [f'{name}.crc' for name in names if f'{name}.crc' in entries or entries[name].get('check')]
-
     def entry(self,
         field:str # As `get_many` takes it
     )->dict: # `codec` and `dtype`, as in the manifest

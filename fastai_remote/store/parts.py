@@ -192,16 +192,6 @@ class StoredDataset(Store):
             raise ValueError(f'{table.n:,} samples, where the manifest has {part.n:,}')
         return self.read_table(part.gaps_key, 16*part.gaps['runs'], part.gaps['crc'], unpack)
 
-    def places_in(self,
-        part:Part,
-        numbers:np.ndarray # Numbers of samples in the part, without its gaps, int64
-    )->np.ndarray: # int64; `numbers` itself if the part has no gaps
-        "The places of samples in a part, whose gap table is read once; raises what `read_table` raises"
-        if not part.gaps: return numbers
-        if part.gaps_key not in self._gap_tables:
-            self._gap_tables = {**self._gap_tables, part.gaps_key:self.read_gap_table(part)}
-        return self._gap_tables[part.gaps_key].places(numbers)
-
     def groups(self,
         numbers:np.ndarray, # Sample numbers, int64, shape (n,)
         field:str=None # Name of a field; default: the part with which the samples came
@@ -212,8 +202,15 @@ class StoredDataset(Store):
         if table is None or table.is_whole: groups = [(0 if table is None else int(table.parts[0]), None, numbers)]
         else: groups = list(table.groups(numbers))
         if len(groups)==1: groups = [(groups[0][0], slice(None), groups[0][2])]
-        found = [(self.part(number), positions, inside) for number,positions,inside in groups]
-        return [(part, positions, self.places_in(part, inside)) for part,positions,inside in found]
+        found = []
+        for number,positions,places in groups:
+            part = self.part(number)
+            if part.gaps:
+                if part.gaps_key not in self._gap_tables:
+                    self._gap_tables = {**self._gap_tables, part.gaps_key:self.read_gap_table(part)}
+                places = self._gap_tables[part.gaps_key].places(places)
+            found.append((part, positions, places))
+        return found
 
     # Reading
 

@@ -127,6 +127,7 @@ def _names(link):
 class RedisReader(StoredDataset):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
     for_users = 'names',
+    name = '' # Name of the dataset
     _parts = None # Made when they are needed
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
@@ -136,17 +137,12 @@ class RedisReader(StoredDataset):
         url,kwargs = concealed(url),concealed(kwargs)
         check_link_arguments(type(self), kwargs)
         self.link = as_link(url, **kwargs)
-        self._name,self._manifest,self._uid = name,None,None
+        self.name,self._manifest,self._uid = name,None,None
         self._mean_bytes = {}   # of the values of each field in the last reply
         self._uid = self.manifest.uid
 
-    @property
-    def name(self)->str:
-        "Name of the dataset"
-        return self._name
-
     def read_manifest(self):
-        manifest = read_manifest(self.link, self._name)
+        manifest = read_manifest(self.link, self.name)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
         return manifest
 
@@ -155,6 +151,11 @@ class RedisReader(StoredDataset):
         "The parts that the samples are in"
         if self._parts is None: self._parts = parts_of(self.manifest)
         return self._parts
+
+    @property
+    def manifest_key(self)->str:
+        "The key of the manifest"
+        return f'{home_of(self.name, self.manifest.tags)}:meta'
 
     def part(self, number): return self.parts[number]
     def place_of(self, key): return f'{self.link.url}, the key {key}'
@@ -165,9 +166,9 @@ class RedisReader(StoredDataset):
     @property
     def place_rows(self): return {'server':self.link.url}
     @property
-    def not_read(self): return f'{self.link.url!r}, {self._name!r}' if self._manifest is None else ''
+    def not_read(self): return f'{self.link.url!r}, {self.name!r}' if self._manifest is None else ''
     def __getstate__(self):
-        return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None, _mean_bytes={})
+        return dict(link=self.link, name=self.name, _uid=self._uid, _manifest=None, _mean_bytes={})
 
 # %% ../../nbs/store/08_redis.ipynb #7326c14c
 def _open_store(cls, **attributes):
@@ -185,11 +186,6 @@ def names(cls:RedisReader,
     url,kwargs = concealed(url),concealed(kwargs)
     return _names(as_link(url, **kwargs))
 
-@patch(as_prop=True)
-def manifest_key(self:RedisReader)->str:
-    "The key of the manifest"
-    return f'{home_of(self._name, self.manifest.tags)}:meta'
-
 @patch
 def replaced_error(self:RedisReader,
     exists:bool=True # Is there a dataset of this name now?
@@ -198,8 +194,8 @@ def replaced_error(self:RedisReader,
 
     If there is none of this name now, it asks the server for the likely cause, which the message tells."""
     note = self.link.export_note
-    if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{note}')
-    return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
+    if exists: return StoreNotFound(f'{self.name}: replaced since it was opened: open it again{note}')
+    return StoreNotFound(f'{self.name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
                          f'{_why_gone(self.link)}; or it was renamed')
 
 @patch
@@ -210,7 +206,7 @@ def worker_class(self:RedisReader)->type:
 @patch
 def opener(self:RedisReader):
     state = {**self.__getstate__(), 'link':self.link.opener()}
-    return Opener(_open_store, self._name, cls=self.worker_class(), **state)
+    return Opener(_open_store, self.name, cls=self.worker_class(), **state)
 
 @patch
 def failures(self:RedisReader):
@@ -261,17 +257,17 @@ def check_rest(self:RedisReader):
     Reads the manifest, what is stored about the name, the failures, and the tables of gaps and runs. `what` is a key,
     or 'manifest'. Values are not read: `verify` reads them."""
     yield from StoredDataset.check_rest(self)
-    if not self.link.call(lambda client: client.sismember(NAMES_KEY, self._name)):
-        yield NAMES_KEY,f'{self._name!r} is not in this set, from which names of datasets are listed'
+    if not self.link.call(lambda client: client.sismember(NAMES_KEY, self.name)):
+        yield NAMES_KEY,f'{self.name!r} is not in this set, from which names of datasets are listed'
     written = self.parts[0].layout.prefix.split('@')[0]
     if not self.link.call(lambda client: client.sismember(USED_KEY, written)):
         yield USED_KEY,f'{written!r} is not in this set: a new dataset of this name might overwrite this one'
     for part in self.parts:
         key = part.layout.failures
         try:
-            count = sum(1 for _ in read_failures(self.link, part.layout, self._name))
+            count = sum(1 for _ in read_failures(self.link, part.layout, self.name))
             if count!=part.failed:
-                yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
+                yield key,f'{self.name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
         except CorruptSample as e: yield key,str(e)
         try: part.gaps and self.read_gap_table(part)
         except CorruptSample as e: yield part.gaps_key,str(e)

@@ -33,18 +33,14 @@ def _names(link):
 
 class RedisReader(StoredDataset):
     for_users: Any
+    name: Any
     _parts: Any
     link: Any
     _mean_bytes: Any
     _uid: Any
-    _name: Any
     _manifest: Any
 
     def __init__(self, url: str | RedisLink, name: str, **kwargs):
-        ...
-
-    @property
-    def name(self) -> str:
         ...
 
     def read_manifest(self):
@@ -52,6 +48,10 @@ class RedisReader(StoredDataset):
 
     @property
     def parts(self) -> list:
+        ...
+
+    @property
+    def manifest_key(self) -> str:
         ...
 
     def part(self, number):
@@ -80,10 +80,6 @@ class RedisReader(StoredDataset):
 
     @classmethod
     def names(cls, url: str, **kwargs) -> list:
-        ...
-
-    @property
-    def manifest_key(self) -> str:
         ...
 
     def replaced_error(self, exists: bool=True) -> StoreNotFound:

@@ -44,12 +44,12 @@ class RedisKeysReader(RedisReader):
             raise ValueError(f'{x}: n={n!r}: want the number of samples, or {{split: number of samples}}')
         ends = np.cumsum([0,*sizes.values()]).tolist()
         splits = {split:[first,stop] for split,first,stop in zip(sizes, ends, ends[1:])}
-        self._name,self._layout,self._mean_bytes = x,_PatternLayout({'x':x, 'cls':y}, splits, start),{}
+        self.name,self._layout,self._mean_bytes = x,_PatternLayout({'x':x, 'cls':y}, splits, start),{}
         image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
         if y: fields['cls'] = {'codec':'cls', 'dtype':code_dtype(len(vocab))}
         stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
-        self._parts = [DatasetPart(self._layout, stored, ends[-1], 0, {})]
+        self.parts = [DatasetPart(self._layout, stored, ends[-1], 0, {})]
         splits = {split:span for split,span in splits.items() if split}
         self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})
         settings = repr((x, y, n, codec, vocab, start))

@@ -33,6 +33,7 @@ from .redis_link import fill_places, RedisLink
 
 KEY_BITS = 24   # a key of a packed field contains the values of 2**24 samples
 
+@cache
 def _bitfield_type(dtype):
     "BITFIELD's name of an integer type as wide as `dtype`, and its numpy type: `('u16', np.dtype('u2'))` for 'f2'"
     dtype = np.dtype(dtype)
@@ -83,15 +84,10 @@ def element_size(
     "Bytes of an element of a packed field: a value, and its checksum if it has one"
     return np.dtype(entry['dtype']).itemsize+(4 if entry.get('check') else 0)
 
+@cache
 def element_dtype(dtype)->np.dtype:
     "An element of a packed field with checksums: a structure with `value` and `crc`, big-endian"
     return np.dtype([('value', np.dtype(dtype).newbyteorder('>')), ('crc', '>u4')])
-
-def _by_chunk(numbers):
-    "List of `(chunk, places in numbers)` for samples that share a key, as in `packed`; the places are an int array"
-    chunks = numbers>>KEY_BITS
-    if len(chunks) and (chunks==chunks[0]).all(): return [(int(chunks[0]), np.arange(len(numbers)))]   # much faster
-    return [(chunk, np.flatnonzero(chunks==chunk)) for chunk in np.unique(chunks).tolist()]
 
 def packed_reads(
     layout, # `key_layout` of the dataset
@@ -106,8 +102,10 @@ def packed_reads(
     size = width+4 if check else width
     # BITFIELD reads integers of up to 64 bits, unsigned ones of up to 63
     if check: kind = 'i64+u32' if width==8 else 'i64' if width==4 else f'u{8*size}'
-    commands,reads = [],[]
-    for chunk,places in _by_chunk(numbers):
+    commands,reads,chunks = [],[],numbers>>KEY_BITS
+    is_one = (chunks==chunks[:1]).all()   # `unique` takes much longer
+    for chunk in chunks[:1].tolist() if is_one else np.unique(chunks).tolist():   # samples that share a key
+        places = np.flatnonzero(chunks==chunk)
         key,positions = layout.packed(field, chunk),(numbers[places]&((1<<KEY_BITS)-1))
         first,last = int(positions.min()),int(positions.max())
         if last-first<8*len(positions):   # close together: copying a range is faster than naming each element
@@ -229,7 +227,8 @@ class PartRead:
         replies # Iterator of replies; only those to `commands` are taken from it
     )->dict: # `{field: values}`; lists with `None` where one is missing, also of a fixed-width field
         "The values that were read, and the checksums of fields that have them beside their values"
-        result,n = {},len(self.request.places)
+        numbers,places = self.request.numbers,self.request.places
+        result,n = {},len(places)
         for field,reads in self._reads.items():
             entry = self.request.part.fields[field]
             if entry['dtype'] is None:
@@ -239,19 +238,14 @@ class PartRead:
             crcs = np.zeros(n, np.uint32) if entry.get('check') else None
             found,missing = unpack_replies(reads, replies, entry['dtype'], n, crcs)
             values = found.astype(self.fields[field]['dtype'], copy=False)
-            if crcs is not None: result[f'{field}.crc'] = self._translated(found, crcs, values)
+            if crcs is not None:
+                # The checksums under the numbers in the dataset, and with its type. One that does not match a value in
+                # the part does not match it afterwards either, as both differ by the same bits
+                if numbers is not places or values is not found:
+                    crcs = packed_crcs(values, numbers)^crcs^packed_crcs(found, places)
+                result[f'{field}.crc'] = crcs
             if missing:
                 values = list(values)
                 for k in missing: values[k] = None
             result[field] = values
         return result
-
-    def _translated(self, found, crcs, values):
-        """The checksums that values have under their numbers in the dataset, and with its type: uint32, shape (k,)
-
-        `found` and `crcs` are the values and checksums of the part, and `values` those of the dataset, all of shape
-        (k,). A checksum that does not match a value in the part does not match it afterwards either, as both differ by
-        the same bits."""
-        numbers,places = self.request.numbers,self.request.places
-        if numbers is places and values is found: return crcs   # under the same numbers, and with the same type
-        return packed_crcs(values, numbers)^crcs^packed_crcs(found, places)
