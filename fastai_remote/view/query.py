@@ -74,7 +74,7 @@ class Query:
     high:float = None # The largest number; `None`: any
     has:str = '' # Only samples that have this field
     text:str = '' # Only samples with these letters in a text, in upper or lower case
-    key:str = '' # Only the first sample with this key
+    key:str = '' # Only samples with this key
     sort:str = '' # A field of numbers; '': by sample number
     descending:bool = False # The largest number first?
 
@@ -199,17 +199,16 @@ class Answer:
 
     def _filter(self, job):
         query,store,among = self.query,self.store,self.query.numbers(self.store)
-        has = _Masks(store.presence(query.has), among.start) if query.has else None
         of_numbers,of_values = self._conditions()
         for start in range(among.start, among.stop, BLOCK):
             job.step(start-among.start, len(among))
             numbers = np.arange(start, min(start+BLOCK, among.stop))
-            mask = np.ones(len(numbers), bool) if has is None else has.take(len(numbers))
+            mask = np.ones(len(numbers), bool)
+            if query.has: mask = np.concatenate([*store.presence(query.has, start, start+len(numbers))])
             for field,condition in of_numbers:
                 values,present = self._column(field, numbers)
                 mask &= condition(values)&present
-            if of_values or query.key:
-                if self._search(job, numbers, mask, of_values): return
+            if of_values: self._search(job, numbers, mask, of_values)
             else: self.samples.add(start, mask)
 
     def _conditions(self):
@@ -224,6 +223,7 @@ class Answer:
             else: of_numbers.append((field, lambda codes: codes==code))
         text = query.text.casefold()
         if text: of_values.append((text_fields(store), lambda value: text in value.decode(errors='replace').casefold()))
+        if query.key: of_values.append((['__key__'], lambda key: key==query.key))
         return of_numbers,of_values
 
     def _in_range(self, values):
@@ -231,24 +231,16 @@ class Answer:
         return (values>=(-np.inf if low is None else low))&(values<=(np.inf if high is None else high))
 
     def _search(self, job, numbers, mask, conditions):
-        "Adds those of `numbers` with `mask` whose values or keys fit; returns whether the search is over"
-        query,store,among = self.query,self.store,self.query.numbers(self.store)
-        k = 0
+        "Adds those of `numbers` with `mask` whose values fit"
+        among,k = self.query.numbers(self.store),0
         while k<len(numbers):
             job.step(int(numbers[k])-among.start, len(among))
             step = max(8, int(min(_MAX_TEXTS, _TEXT_BYTES//max(self.mean, 1)))//8*8)
-            found,hits = mask[k:k+step].copy(),[]
+            found = mask[k:k+step].copy()
             for names,condition in conditions:
                 found[found] = self._fit(numbers[k:k+step][found], names, condition)
-            if query.key and found.any():
-                some = numbers[k:k+step][found]
-                keys = chain.from_iterable(self._parts(store.keys, some, [None]))
-                hits = [number for number,key in zip(some.tolist(), keys) if key==query.key]
-                found = np.isin(numbers[k:k+step], hits[:1])
             self.samples.add(int(numbers[k]), found)
-            if hits: return True
             k += step
-        return False
 
     def _fit(self, numbers, fields, condition):
         "Which samples have a value in one of `fields` that fits, bool; those that cannot be read do not"
@@ -262,7 +254,8 @@ class Answer:
         return result
 
     def _values(self, field, numbers):
-        "The values of a field, `None` where one is missing or damaged"
+        "The values of a field, or the keys for `__key__`; `None` where one is missing or damaged"
+        if field=='__key__': return chain.from_iterable(self._parts(self.store.keys, numbers, [None]))
         spec = f'{field}?' if self.store.may_lack(field) else field
         return chain.from_iterable(self._parts(lambda some: self.store.get_many(some, spec)[spec], numbers, [None]))
 
@@ -316,18 +309,6 @@ class Answer:
         numbers[:stop] = numbers[:stop][np.argsort(keys[:stop], kind='stable')]
         numbers[stop:].sort()
         return numbers
-
-class _Masks:
-    "Takes as many as are wanted at a time from an iterator of bool arrays, after the first `skip`"
-    def __init__(self, parts, skip):
-        self.parts,self.rest = parts,np.zeros(0, bool)
-        self.take(skip)
-
-    def take(self, n):
-        taken = [self.rest]
-        while sum(map(len, taken))<n: taken = [np.concatenate([*taken, next(self.parts)])]
-        self.rest = taken[0][n:]
-        return taken[0][:n]
 
 class Answers:
     "The answers to the last queries about one version of a dataset"
