@@ -513,15 +513,6 @@ def named_rows(
     "`('row i', row)` of some rows"
     return [(f'row {i}', row) for i,row in zip(numbers.tolist(), read(places))]
 
-class LoadSplit:
-    "`(split, raw)` -> sample: the `load` of a source that yields `SplitChunk`s"
-    def __init__(self,
-        loads:dict # `{split: raw -> sample}`
-    ): self.loads = loads
-    def __call__(self, split_raw):
-        split,raw = split_raw
-        return self.loads[split](raw)
-
 class SplitChunk:
     """A part of a source with splits: an iterable with a length, as `IndexedSource.read` returns one
 
