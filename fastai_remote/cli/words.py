@@ -26,7 +26,7 @@ from ..source.drawings import drawing_samples
 from ..source.files import image_extensions, image_samples
 from ..source.frames import table_samples
 from ..source.img2dataset import img2dataset_samples
-from ..source.tars import tar_samples
+from ..source.tars import TAR_EXTENSIONS, tar_samples
 from ..store.connection import public_url, Secret
 from ..store.redis_link import REDIS_SCHEMES, RedisLink, split_secret
 from ..store.redis_servers import nodes_in
@@ -251,8 +251,7 @@ SOURCE_KINDS = { # a kind of source is one line here
     'images': SourceKind('image files', image_samples, tuple(sorted(image_extensions()))),
     'csv': SourceKind('CSV files', csv_samples, CSV_EXTENSIONS),
     'drawings': SourceKind('Quick, Draw! files', drawing_samples, ('.ndjson','.ndjson.gz','.ndjson.xz')),
-    'tars': SourceKind('WebDataset tars', tar_samples,
-                       ('.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2')),
+    'tars': SourceKind('WebDataset tars', tar_samples, TAR_EXTENSIONS),
     'parquet': SourceKind('parquet files', table_samples, ('.parquet','.pq','.arrow','.feather','.ipc')),
     'arrays': SourceKind('files of arrays', array_samples, ('.npy','.npz','.h5','.hdf5','.hdf','.zarr'),
                          ('zarr.json','.zarray','.zgroup')),   # of zarr, whose files are folders

@@ -245,7 +245,7 @@ class Column:
 
         Raises `ValueError` if a text is no number, or if a float cannot hold a number, as in one column of floats."""
         if self.type.dtype is None: return values
-        if self.type.dtype!='float64': return np.array(values, self.type.dtype)   # the smallest dtype that holds all of them
+        if self.type.dtype!='float64': return np.array(values, self.type.dtype)   # the smallest that holds all of them
         return get_codec('f8').to_array([_number(value) if isinstance(value, str) else value for value in values])
 
 def class_name(

@@ -81,10 +81,10 @@ def _is_stroke(o):
 class _LoadDrawing:
     "raw -> sample. Decodes all lines of its `_Lines` when the first is loaded; raises `ValueError` with the cause"
     def __init__(self,
-        label, # Keep the word, as field `cls`?
+        label:bool, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        keep=(), # Other columns to keep
-        times=False, # Keep all points with their times, as field `points.npy`?
+        keep:tuple, # Other columns to keep
+        times:bool, # Keep all points with their times, as field `points.npy`?
     ): store_attr()
     def __call__(self, raw):
         lines,i = raw
@@ -285,27 +285,22 @@ class _Drawings(Source):
     "What both kinds of sources of drawings have in common"
     def __init__(self,
         files:list, # Paths
-        label:bool, # Keep the word, as field `cls`?
-        raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        keep:tuple=(), # Other columns to keep
-        times:bool=False, # Keep all points with their times, as field `points.npy`?
+        load:_LoadDrawing,
         max_per_class:int=None, # Drawings of each word, at most
     ): store_attr()
-    @property
-    def load(self): return _LoadDrawing(self.label, self.raster, self.keep, self.times)
     def fingerprint(self):
-        options = [o for o in (self.keep, self.times, self.max_per_class) if o]
-        return file_stamps(self.files),self.label,repr(self.raster),*options
+        options = [o for o in (self.load.keep, self.load.times, self.max_per_class) if o]
+        return file_stamps(self.files),self.load.label,repr(self.load.raster),*options
     def __repr__(self):
-        n,label = len(self.files),'labelled, ' if self.label else ''
-        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
+        n,label = len(self.files),'labelled, ' if self.load.label else ''
+        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.load.raster or 'strokes'})"
 
 class _IndexedDrawings(Samples, _Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
-    def __init__(self, files, *options):
+    def __init__(self, files, load, max_per_class):
         "Reads all files to find their lines; raises `ValueError` if there are none, or for other content"
-        super().__init__(files, *options)
+        super().__init__(files, load, max_per_class)
         self.headers,self.offsets,lengths,counts = [],[],[],Counter()   # one entry per file, but the counts of words
         self.lines = []   # the lines that are used, of each file: an array, or `None` for all from the first one on
         for path in files:
@@ -313,7 +308,7 @@ class _IndexedDrawings(Samples, _Drawings, IndexedSource):
             header = _header(path, line) if line else None
             start = 0 if header is None else len(line)
             offsets,n = _index(path, start)
-            used = self.max_per_class and _first_of_each(path, header, start, n, counts, self.max_per_class)
+            used = max_per_class and _first_of_each(path, header, start, n, counts, max_per_class)
             if used is not None: n = len(used)
             self.lines.append(None if used is None or (used==np.arange(n)).all() else used)
             self.headers.append(header)
@@ -415,4 +410,4 @@ def drawing_samples(
     if taken is not None: raise ValueError(f'keep=: {taken!r} is the name of a field that is made of other columns')
     if max_per_class is not None and max_per_class<1:
         raise ValueError(f'max_per_class must be at least 1, not {max_per_class}')
-    return source(paths, with_labels, raster, tuple(keep), bool(times), max_per_class)
+    return source(paths, _LoadDrawing(with_labels, raster, tuple(keep), bool(times)), max_per_class)
