@@ -246,7 +246,7 @@ class Answer:
         "Which samples have a value in one of `fields` that fits, bool; those that cannot be read do not"
         result,n_bytes = np.zeros(len(numbers), bool),0
         for field in fields if len(numbers) else ():
-            for k,value in enumerate(self._values(field, numbers)):
+            for k,value in enumerate(chain.from_iterable(self._values(field, numbers))):
                 n_bytes += len(value or b'')
                 try: result[k] |= value is not None and condition(value)
                 except ValueError as e: self._note_unread(numbers[k], e)
@@ -254,22 +254,18 @@ class Answer:
         return result
 
     def _values(self, field, numbers):
-        "The values of a field, or the keys for `__key__`; `None` where one is missing or damaged"
-        if field=='__key__': return chain.from_iterable(self._parts(self.store.keys, numbers, [None]))
-        spec = f'{field}?' if self.store.may_lack(field) else field
-        return chain.from_iterable(self._parts(lambda some: self.store.get_many(some, spec)[spec], numbers, [None]))
-
-    def _column(self, field, numbers):
-        "As the function `_column`; a number that is missing or damaged is none"
-        lost = np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
-        parts = list(self._parts(lambda some: _column(self.store, field, some), numbers, lost))
-        return parts[0] if len(parts)==1 else tuple(map(np.concatenate, zip(*parts)))
-
-    def _parts(self, read, numbers, lost):
-        "Yields what `read(numbers)` returns, in parts; `lost` for each sample that cannot be read, which is noted"
+        "Yields the values of a field in parts, or keys for `__key__`; `None` for one that is missing, or damaged: noted"
+        store,spec = self.store,f'{field}?' if field!='__key__' and self.store.may_lack(field) else field
+        def read(some): return store.keys(some) if field=='__key__' else store.get_many(some, spec)[spec]
         for some,found in read_parts(read, numbers):
             if isinstance(found, Exception): self._note_unread(some[0], found)
-            yield lost if isinstance(found, Exception) else found
+            yield [None] if isinstance(found, Exception) else found
+
+    def _column(self, field, numbers):
+        "The numbers of a field, and which samples have one, bool; a number that is missing or damaged is none"
+        dtype = self.store.field_table.entry(field)['dtype']
+        parts = [_present(part, dtype) for part in self._values(field, numbers)]
+        return tuple(map(np.concatenate, zip(*parts)))
 
     def _note_unread(self, number, error):
         "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
@@ -338,21 +334,10 @@ class Answers:
 
 # --- Packed fields
 
-def _column(store, field, numbers):
-    """The numbers of a field for sample `numbers`, which ascend, and which samples have one, bool
-
-    Raises `CorruptSample`."""
-    first,last = (int(numbers[0]),int(numbers[-1])) if len(numbers) else (0,-1)
-    # a range is read at once, so gaps that are not too wide are read as well
-    is_dense = last-first+1<=4*len(numbers)
-    wanted = np.arange(first, last+1) if is_dense else numbers
-    spec = f'{field}?' if store.may_lack(field) else field
-    values = store.get_many(wanted, spec)[spec]
-    if is_dense and len(wanted)>len(numbers):
-        values = values[numbers-first] if isinstance(values, np.ndarray) else [values[k] for k in (numbers-first)]
+def _present(values, dtype):
+    "An array or a list of numbers as an array of `dtype`, with 0 for `None`, and which of them are not `None`, bool"
     if isinstance(values, np.ndarray): return values,np.ones(len(values), bool)
     present = np.array([value is not None for value in values], bool)
-    dtype = store.field_table.entry(field)['dtype']
     return np.array([0 if value is None else value for value in values], dtype),present
 
 def _sort_keys(values, present, is_descending):
