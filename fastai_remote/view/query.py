@@ -254,7 +254,7 @@ class Answer:
         return result
 
     def _values(self, field, numbers):
-        "Yields the values of a field in parts, or keys for `__key__`; `None` for one that is missing, or damaged: noted"
+        "Yields the values of a field, or keys for `__key__`, in parts; `None` for one that is missing or damaged"
         store,spec = self.store,f'{field}?' if field!='__key__' and self.store.may_lack(field) else field
         def read(some): return store.keys(some) if field=='__key__' else store.get_many(some, spec)[spec]
         for some,found in read_parts(read, numbers):
