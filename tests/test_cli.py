@@ -759,7 +759,7 @@ def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found)
     servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
     link = SimpleNamespace(url=url, is_cluster=',' in url, servers=servers, call=lambda f: None,
                            find_cluster=lambda: None, reveal=lambda: {'secret':secret})
-    findings = check_server(SimpleNamespace(link=link, name=None))
+    findings = check_server(SimpleNamespace(home=link, name=None))
     assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 
 # The guide

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from subprocess import TimeoutExpired
 from threading import Event
 from urllib.parse import unquote, urlsplit
 
@@ -102,15 +101,10 @@ def _signals_interrupt():
 
 def _stop(server):
     "Stop a `RedisServer`, and wait until it has saved its data; raises `StoreError` if a signal ends the waiting"
-    saves = (f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
-             f'see {server.dir}/server.log')
-    try:
-        server.proc.send_signal(signal.SIGTERM)
-        try: server.proc.wait(3)
-        except TimeoutExpired:
-            say(saves)
-            server.proc.wait()
-    except KeyboardInterrupt: raise StoreError(saves) from None
+    try: server.kill(signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise StoreError(f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
+                         f'see {server.dir}/server.log') from None
     finally: server.close(wait=False)
 
 def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print):
@@ -284,7 +278,7 @@ def found_at(place)->tuple:
     for one in [place] if is_whole and not place.is_redis else places_in(place):
         try:
             if is_whole or one.has_dataset: datasets.append(summary(one.store().manifest, words=one.words))
-            if not is_whole and one.has_ingest: begun += one.unfinished()
+            if not is_whole: begun += one.unfinished()
         except (StoreError,ValueError) as e:   # a folder that is called as a tar is a `ValueError`
             datasets.append(dict(name=one.name or one.words[-1], error=str(e), words=one.words))
     return datasets,begun
@@ -461,7 +455,7 @@ def failures_at(place)->tuple:
     except StoreNotFound:
         if not place.unfinished(): raise
     else: return store.name,store.failures()
-    writer = RedisWriter(place.link, place.name) if place.is_redis else ShardWriter(place.storage)
+    writer = (RedisWriter if place.is_redis else ShardWriter)(*place.address)
     writer.plan = writer.place.plan()
     return writer.name,writer.failures()
 

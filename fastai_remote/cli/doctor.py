@@ -80,7 +80,7 @@ def check_server(place:Place, leftovers:bool=False):
     """Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`, `UsageError`
 
     If the place has a name, the rights on this dataset are checked, too. With `leftovers`, all keys are looked at."""
-    link = place.link
+    link = place.home
     link.find_cluster()
     kind = ' (a cluster)' if link.is_cluster else ''
     yield ok('server', f"{link.url} answers in {_answer_ms(link, place.name or 'fastai_remote'):.1f} ms{kind}")
@@ -203,7 +203,7 @@ def check_folder(place:Place, leftovers:bool=False):
 
     A dataset that cannot be opened is one. Raises `StoreUnavailable` if the folder cannot be listed, and
     `StoreNotFound` if its bucket does not exist."""
-    storage = place.storage
+    storage = place.home
     has_dataset = ' and a dataset' if place.has_dataset else ', and no dataset'
     yield ok('folder', f'{storage.url} has {len(storage.names()):,} files{has_dataset}')
     if storage.local: yield from _check_disk(storage.path())

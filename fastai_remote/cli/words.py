@@ -26,12 +26,12 @@ from ..source.drawings import drawing_samples
 from ..source.files import image_extensions, image_samples
 from ..source.frames import table_samples
 from ..source.img2dataset import img2dataset_samples
-from ..source.tars import tar_samples
+from ..source.tars import TAR_EXTENSIONS, tar_samples
 from ..store.connection import public_url, Secret
 from ..store.redis_link import REDIS_SCHEMES, RedisLink, split_secret
 from ..store.redis_servers import nodes_in
 from ..store.shard_index import INDEX_FOLDER
-from ..store.storage import as_storage, Storage
+from ..store.storage import as_storage
 from .terminal import ask_password, flag, UsageError
 
 # --- URLs without secrets
@@ -121,22 +121,16 @@ class Place:
     def store_class(self): return RedisStore if self.is_redis else ShardStore
 
     @cached_property
-    def link(self)->RedisLink:
-        "The server; asks for its password if it needs one that is not known. Raises `StoreUnavailable`, `UsageError`"
-        return connect(self.url, self.timeout)
-    @cached_property
-    def storage(self)->Storage:
-        "The folder of shards"
-        return as_storage(self.url, self.timeout, self.storage_options)
-
-    @property
     def home(self):
-        "The server (`link`), or the folder (`storage`)"
-        return self.link if self.is_redis else self.storage
+        """A `RedisLink` to the server, or the `Storage` of the folder
+
+        Asks for the password of a server if it needs one that is not known. Raises `StoreUnavailable`, `UsageError`."""
+        return connect(self.url, self.timeout) if self.is_redis else \
+            as_storage(self.url, self.timeout, self.storage_options)
     @property
     def address(self)->tuple:
         "The arguments that name the dataset, for the methods of `store_class`"
-        return (self.link,self.name) if self.is_redis else (self.storage,)
+        return (self.home,self.name) if self.is_redis else (self.home,)
     def store(self):
         "The dataset, a `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"
         return self.store_class(*self.address)
@@ -144,12 +138,7 @@ class Place:
     @property
     def has_dataset(self)->bool:
         "Is there a dataset in this folder of shards? Its manifest may be among tars of others, in a folder of our own"
-        return self._has('manifest.json', '', INDEX_FOLDER)
-    @property
-    def has_ingest(self)->bool:
-        "May there be an unfinished ingest in this folder of shards? `unfinished` is certain, and takes longer"
-        return self._has('.ingest', INDEX_FOLDER)
-    def _has(self, name, *folders): return any(name in self.storage.names(folder) for folder in folders)
+        return any('manifest.json' in self.home.names(folder) for folder in ('', INDEX_FOLDER))
 
     def unfinished(self)->list:
         """Ingests that were not finished, as `RedisStore.unfinished` and `ShardStore.unfinished` list them
@@ -162,7 +151,7 @@ class Place:
     def shown(self)->str:
         """The place for a message: its URL without secrets, then the name of the dataset, if it has one
 
-        For a server it opens `link`, so it may ask for a password, and raise what `link` raises."""
+        For a server it opens `home`, so it may ask for a password, and raise what `home` raises."""
         return f'{self.home.url} {self.name}' if self.name else self.home.url
 
 # A password may be missing in the URL. Whether the server needs one is known when it is asked.
@@ -190,10 +179,10 @@ def places_in(place:Place)->list:
 
     A folder of our own among tars of others is left out. Raises `FileNotFoundError` if there is no such folder."""
     if place.is_redis:
-        places = [replace(place, words=[*place.words, name], name=name) for name in RedisStore.names(place.link)]
-        for one in places: one.link = place.link
+        places = [replace(place, words=[*place.words, name], name=name) for name in RedisStore.names(place.home)]
+        for one in places: one.home = place.home
         return places
-    storage = place.storage
+    storage = place.home
     try: found = storage.call(lambda fs: fs.ls(storage.path(), detail=True), extra=10*place.timeout)
     except FileNotFoundError: raise FileNotFoundError(f'{place.shown}: no such folder') from None
     folders = [o for o in found if o['type']=='directory' or o.get('islink') and os.path.isdir(o['name'])]
@@ -262,8 +251,7 @@ SOURCE_KINDS = { # a kind of source is one line here
     'images': SourceKind('image files', image_samples, tuple(sorted(image_extensions()))),
     'csv': SourceKind('CSV files', csv_samples, CSV_EXTENSIONS),
     'drawings': SourceKind('Quick, Draw! files', drawing_samples, ('.ndjson','.ndjson.gz','.ndjson.xz')),
-    'tars': SourceKind('WebDataset tars', tar_samples,
-                       ('.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2')),
+    'tars': SourceKind('WebDataset tars', tar_samples, TAR_EXTENSIONS),
     'parquet': SourceKind('parquet files', table_samples, ('.parquet','.pq','.arrow','.feather','.ipc')),
     'arrays': SourceKind('files of arrays', array_samples, ('.npy','.npz','.h5','.hdf5','.hdf','.zarr'),
                          ('zarr.json','.zarray','.zgroup')),   # of zarr, whose files are folders

@@ -478,19 +478,14 @@ class Recent:
     def get(self, key, make):
         "The value of `key`, which is made by `make()` if it is not here"
         value = self.values.pop(key, None)
-        is_new = value is None
-        if is_new: value = make()
+        if value is None:
+            value = make()
+            nbytes,others = self.size(value),list(self.values.items())   # a copy: other threads may change it
+            for k,(other,o) in enumerate(reversed(others), 1):   # the newest first
+                nbytes += self.size(o)
+                if k>=self.least and (k>=64 or nbytes>self.most): self.values.pop(other, None)
         self.values[key] = value   # at the end
-        if is_new: self._drop_oldest()
         return value
-
-    def _drop_oldest(self):
-        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
-        nbytes = sum(size for _,size in kept)
-        for k,(old,size) in enumerate(kept[:-self.least]):
-            if nbytes<=self.most and len(kept)-k<=64: break
-            self.values.pop(old, None)
-            nbytes -= size
 
 def evenly_spaced(
     n:int, # Samples that there are
@@ -517,15 +512,6 @@ def named_rows(
 )->list:
     "`('row i', row)` of some rows"
     return [(f'row {i}', row) for i,row in zip(numbers.tolist(), read(places))]
-
-class LoadSplit:
-    "`(split, raw)` -> sample: the `load` of a source that yields `SplitChunk`s"
-    def __init__(self,
-        loads:dict # `{split: raw -> sample}`
-    ): self.loads = loads
-    def __call__(self, split_raw):
-        split,raw = split_raw
-        return self.loads[split](raw)
 
 class SplitChunk:
     """A part of a source with splits: an iterable with a length, as `IndexedSource.read` returns one

@@ -171,10 +171,7 @@ class Column:
     "One field of a sample, and the column that it is made of, or several columns"
     name:str # Of the column; a tuple of names if there are several
     field:str # Of the sample
-    kind:str # As `ColumnType.kind`
-    dtype:str = None # As `ColumnType.dtype`
-    shape:tuple = None # As `ColumnType.shape`
-    vocab:list = None # Labels, of a column of codes
+    type:ColumnType # What the column holds; of several, its `dtype` is that of the array that they become, or `None`
     delim:str = None # Separator of several labels in a text
     format:str = None # Format of all its images, if the field is named after that of the first ones
     asked:bool = False # Has the user named this column?
@@ -193,14 +190,14 @@ class Column:
         codec = get_codec(self.field)
         if self.several: return self._several([self._present(row, name, codec) for name in self.names])
         value = self._present(row, self.name, codec)
-        if self.kind=='file':
+        if self.type.kind=='file':
             value = _read(folder, value['path']) if value['bytes'] is None else value['bytes']
         if self.format and (found:=image_format(value))!=self.format:
             raise ValueError(f"{'no image' if found is None else found}, where the first rows have {self.format}: "
                              f"fields={{{self.name!r}: '{self.name}.img', …}} takes all formats")
         if isinstance(value, str): return self._text(value, codec, folder, suff)
-        if self.kind in ('codes','code_lists'): return self._label(value)
-        if self.kind=='array': return self._array(value)
+        if self.type.kind in ('codes','code_lists'): return self._label(value)
+        if self.type.kind=='array': return self._array(value)
         if isinstance(value, Decimal) and getattr(codec, 'dtype', None) is not None: return value
         if codec is not None and codec.name=='cls': return whole_label(self.field, as_stored(value))
         return as_stored(value)
@@ -214,11 +211,11 @@ class Column:
         value = row[name]
         if isinstance(value, os.PathLike): value = os.fspath(value)
         if self.cells and name in self.cells: value = cell_value(value, self.cells[name])
-        is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
+        is_number = self.type.kind=='number' if codec is None else getattr(codec.dtype, 'kind', '')=='f'
         empty = is_missing(value) or _is_nan(value) and not is_number
-        if self.kind=='cell' and isinstance(value, str) and is_blank(value):   # a text, but no number and no label
+        if self.type.kind=='cell' and isinstance(value, str) and is_blank(value):   # a text, but no number and no label
             empty = codec is not None and (codec.dtype is not None or self.several and codec.name=='labels')
-        if isinstance(value, dict) and self.kind=='file': empty = value['bytes'] is None and value['path'] is None
+        if isinstance(value, dict) and self.type.kind=='file': empty = value['bytes'] is None and value['path'] is None
         if empty: raise ValueError(f'nothing in this row ({value!r}): fill it in, or leave out the row or the column')
         refuse_mask(value, 'this row')
         return value.item() if isinstance(value, np.generic) and value.dtype.kind not in 'Mm' else value
@@ -237,18 +234,18 @@ class Column:
 
     def _label(self, code):
         "The label of a code, or a list of labels for a list of codes; raises `ValueError` if there is none"
-        return [self._label(o) for o in code] if isinstance(code, list) else class_name(code, self.vocab)
+        return [self._label(o) for o in code] if isinstance(code, list) else class_name(code, self.type.vocab)
 
     def _array(self, value):
-        array = full_array(value, self.dtype)
-        return array.reshape(self.shape) if self.shape else array
+        array = full_array(value, self.type.dtype)
+        return array.reshape(self.type.shape) if self.type.shape else array
 
     def _several(self, values):
-        """An array of `values`, the cells of several columns, if `dtype` is set; else `values`, a list
+        """An array of `values`, the cells of several columns, if their type has a `dtype`; else `values`, a list
 
         Raises `ValueError` if a text is no number, or if a float cannot hold a number, as in one column of floats."""
-        if self.dtype is None: return values
-        if self.dtype!='float64': return np.array(values, self.dtype)   # the smallest dtype that holds all of them
+        if self.type.dtype is None: return values
+        if self.type.dtype!='float64': return np.array(values, self.type.dtype)   # the smallest that holds all of them
         return get_codec('f8').to_array([_number(value) if isinstance(value, str) else value for value in values])
 
 def class_name(
@@ -309,38 +306,34 @@ class CellType:
 
     They are `int64`, `float64` (also integers if some are missing), `bool`, or texts, also for numbers of more than 64
     bits. `is_whole` says whether all numbers are whole ones."""
-    def __init__(self):
-        self.integers = self.floats = self.bools = self.is_whole = True
-        self.missing = self.found = False
+    def __init__(self): self.kinds,self.is_whole = set(),True
 
     def add(self,
         cell:str
     ):
         "Look at one more cell"
-        if cell in _BLANK:
-            self.missing = True
-            return
-        self.found = True
-        self.bools = self.bools and cell in _BOOLS
-        if not self.floats: return
-        is_integer = _INTEGER.fullmatch(cell) is not None
-        self.floats = _is_64_bits(cell) if is_integer else _FLOAT.fullmatch(cell) is not None
-        self.integers = self.integers and is_integer
-        self.is_whole = self.is_whole and (is_integer or self.floats and float(cell).is_integer())
+        kind = _kind_of_cell(cell)
+        self.kinds.add(kind)
+        if kind=='float64' and self.is_whole: self.is_whole = float(cell).is_integer()
 
     @property
     def is_text(self)->bool:
         "Is it certain that the cells are texts?"
-        return not (self.floats or self.bools)
+        return 'text' in self.kinds or 'bool' in self.kinds and not self.kinds<={'bool',None}
 
     @property
     def column(self)->ColumnType:
         "The `ColumnType` of such a column"
-        if not self.found or self.is_text: return ColumnType('cell', is_cell=True)
-        dtype = 'bool' if not self.floats else 'int64' if self.integers and not self.missing else 'float64'
+        if self.is_text or self.kinds<={None}: return ColumnType('cell', is_cell=True)
+        dtype = 'bool' if 'bool' in self.kinds else 'int64' if self.kinds=={'int64'} else 'float64'
         return ColumnType('number', dtype, is_cell=True, is_whole=self.is_whole)
 
-def _is_64_bits(cell): return len(cell)<19 or len(cell)<100 and -2**63<=int(cell)<2**64
+def _kind_of_cell(cell):
+    "'bool', 'int64' (also above it, up to 64 bits), 'float64' or 'text'; `None` if nothing is in the cell"
+    if cell in _BLANK: return None
+    if cell in _BOOLS: return 'bool'
+    if _INTEGER.fullmatch(cell) is None: return 'float64' if _FLOAT.fullmatch(cell) is not None else 'text'
+    return 'int64' if len(cell)<19 or len(cell)<100 and -2**63<=int(cell)<2**64 else 'text'
 
 def _number(text):
     "The number in `text`: an `int` if it has only digits, after a sign or none, else a `float`; raises `ValueError`"
@@ -666,9 +659,7 @@ class TablePlan:
         cells = {o:self.types[o].dtype for o in names if self.types[o].is_cell and self.types[o].kind=='number'}
         if delim or not is_typed: cells = None
         if kind.is_cell and not cells: kind = ColumnType('cell')
-        column = Column(name, field, kind.kind, kind.dtype, kind.shape, kind.vocab, delim, format, asked, several,
-                        cells)
-        self.columns.append(column)
+        self.columns.append(Column(name, field, kind, delim, format, asked, several, cells))
         if codec is None and kind.codec and not several: self.codecs[field] = kind.codec
         is_label = kind.codec in ('cls','labels') if codec is None else codec.name in ('cls','labels')
         if is_label and kind.vocab and not delim: self.vocab[field] = list(kind.vocab)
@@ -683,7 +674,7 @@ class TablePlan:
             if column.field.split('.')[-1]=='txt' and paths and len(paths)==len(values):
                 self.notes.append(f'column {column.name!r} names image files and is stored as text: '
                                   f'fn_col={column.name!r}, with folder=, reads the files')
-            if not has_label and str(column.name).lower() in _LABEL_NAMES and column.kind!='array':
+            if not has_label and str(column.name).lower() in _LABEL_NAMES and column.type.kind!='array':
                 self.notes.append(f'column {column.name!r} is stored as it is: label_col={column.name!r} makes it the '
                                   'label, and then fields={column: field} names the other columns')
 

@@ -18,7 +18,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import AsIs, evenly_spaced, IndexedSource, LazyPart, LoadSplit, refuse_address, SampleStream
+from .base import AsIs, evenly_spaced, IndexedSource, LazyPart, refuse_address, SampleStream
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -98,7 +98,9 @@ def _plain(o):
 
 class _OfSplits:
     "Base class of sources that consist of a source per split: their attributes, which follow from those of each"
-    srcs:dict # `{split: source}`
+    def __init__(self,
+        srcs:dict # `{split: source}`, or of what is used in its place, as `as_is`
+    ): self.srcs = srcs
     @property
     def is_identified(self): return all(s.is_identified for s in self.srcs.values())
     @property
@@ -121,16 +123,11 @@ class _OfSplits:
         return merged
 
     @property
-    def load(self): return LoadSplit({split:s.load for split,s in self.srcs.items()})
+    def load(self): return partial(_load_split, {split:s.load for split,s in self.srcs.items()})
     @property
     def as_is(self):
         parts = {split:s.as_is for split,s in self.srcs.items()}
-        if any(o is None for o in parts.values()): return None
-        load = LoadSplit({split:o.load for split,o in parts.items()})
-        vocabs = [o.vocab for o in parts.values()]
-        vocab = None if None in vocabs else _merged_vocab(vocabs)
-        codecs = {field:codec for o in parts.values() for field,codec in o.codecs.items()}
-        return AsIs(load, vocab, codecs, list(dict.fromkeys(note for o in parts.values() for note in o.notes)))
+        return None if None in parts.values() else _OfSplits(parts)
 
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
@@ -140,6 +137,11 @@ class _OfSplits:
     def label_notes(self):
         found = [notes for s in self.srcs.values() if (notes := s.label_notes) is not None]
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
+
+def _load_split(loads, split_raw):
+    "The sample of `(split, raw)`, as a `SplitChunk` yields it; `loads` is `{split: raw -> sample}`"
+    split,raw = split_raw
+    return loads[split](raw)
 
 class _Splits(_OfSplits, IndexedSource):
     "An indexed source of the samples of a source per split, one split after the other; raw samples are `(split, raw)`"

@@ -81,10 +81,10 @@ def _is_stroke(o):
 class _LoadDrawing:
     "raw -> sample. Decodes all lines of its `_Lines` when the first is loaded; raises `ValueError` with the cause"
     def __init__(self,
-        label, # Keep the word, as field `cls`?
+        label:bool, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        keep=(), # Other columns to keep
-        times=False, # Keep all points with their times, as field `points.npy`?
+        keep:tuple, # Other columns to keep
+        times:bool, # Keep all points with their times, as field `points.npy`?
     ): store_attr()
     def __call__(self, raw):
         lines,i = raw
@@ -201,19 +201,6 @@ _BLOCK = 64   # lines between two entries of the index
 
 def _is_plain(path): return path.suffix.lower() not in ('.gz','.xz')
 
-def _drawing_files(files):
-    """Returns `(paths, folder that names are relative to)` of `files`: a file, a folder, or a list of files
-
-    A folder is searched with its subfolders. Raises `FileNotFoundError` if it has no drawings, or if a file is not
-    there, and `ValueError` for an empty list."""
-    if isinstance(files, (str,Path)):
-        path = Path(files)
-        return list_files(path, _EXTENSIONS),path if path.is_dir() else path.parent
-    paths = [Path(f) for f in files]
-    if not paths: raise ValueError('no files')
-    paths = list_files(paths, _EXTENSIONS)
-    return paths,Path(os.path.commonpath([p.absolute().parent for p in paths]))
-
 def _header(path, line):
     "List of columns in `line`, the first of file `path`; `None` if it is JSON or blank; else raises `ValueError`"
     if line.lstrip()[:1] in (b'{',b''): return None
@@ -298,31 +285,22 @@ class _Drawings(Source):
     "What both kinds of sources of drawings have in common"
     def __init__(self,
         files:list, # Paths
-        root:Path, # Folder that names are relative to
-        label:bool, # Keep the word, as field `cls`?
-        raster, # `Rasterise` for the field `png`; `None` for `strokes`
-        keep:tuple=(), # Other columns to keep
-        times:bool=False, # Keep all points with their times, as field `points.npy`?
+        load:_LoadDrawing,
         max_per_class:int=None, # Drawings of each word, at most
     ): store_attr()
-    @property
-    def load(self): return _LoadDrawing(self.label, self.raster, self.keep, self.times)
     def fingerprint(self):
-        names = [os.path.relpath(f, self.root) for f in self.files]
-        options = [o for o in (self.keep, self.times, self.max_per_class) if o]
-        return names,file_stamps(self.files),self.label,repr(self.raster),*options
+        options = [o for o in (self.load.keep, self.load.times, self.max_per_class) if o]
+        return file_stamps(self.files),self.load.label,repr(self.load.raster),*options
     def __repr__(self):
-        n,label = len(self.files),'labelled, ' if self.label else ''
-        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
+        n,label = len(self.files),'labelled, ' if self.load.label else ''
+        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.load.raster or 'strokes'})"
 
 class _IndexedDrawings(Samples, _Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
-    def __init__(self, files, root, label, raster, *options):
-        """Reads all files to find their lines; raises `ValueError` if there are none, or for other content
-
-        `options` are the last three parameters of `_Drawings`."""
-        super().__init__(files, root, label, raster, *options)
+    def __init__(self, files, load, max_per_class):
+        "Reads all files to find their lines; raises `ValueError` if there are none, or for other content"
+        super().__init__(files, load, max_per_class)
         self.headers,self.offsets,lengths,counts = [],[],[],Counter()   # one entry per file, but the counts of words
         self.lines = []   # the lines that are used, of each file: an array, or `None` for all from the first one on
         for path in files:
@@ -330,14 +308,14 @@ class _IndexedDrawings(Samples, _Drawings, IndexedSource):
             header = _header(path, line) if line else None
             start = 0 if header is None else len(line)
             offsets,n = _index(path, start)
-            used = self.max_per_class and _first_of_each(path, header, start, n, counts, self.max_per_class)
+            used = max_per_class and _first_of_each(path, header, start, n, counts, max_per_class)
             if used is not None: n = len(used)
             self.lines.append(None if used is None or (used==np.arange(n)).all() else used)
             self.headers.append(header)
             self.offsets.append(offsets)
             lengths.append(n)
         self.ends = np.cumsum(lengths)
-        if not self.ends[-1]: raise ValueError(f'{root}: no drawings in {len(files)} files')
+        if not self.ends[-1]: raise ValueError(f"{', '.join(map(str, files[:3]))}: no drawings")
 
     def __len__(self): return int(self.ends[-1])
     def read(self, numbers)->LazyPart:
@@ -401,11 +379,6 @@ class _StreamedDrawings(_Drawings, StreamedSource):
         rows = self._used()
         while part:=list(_grouped(islice(rows, size))): yield part
     def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._used()))
-    def __getitem__(self, i:int):
-        "Sample `i`, which is found by reading from the beginning"
-        if i<0: raise IndexError(f'{i}: the length of a stream is not known')
-        for sample in islice(self, i, None): return sample
-        raise IndexError(i)
     def _what(self): return 'a stream of drawings'
 
 def drawing_samples(
@@ -429,7 +402,7 @@ def drawing_samples(
 
     Raises `FileNotFoundError`, and `ValueError` for wrong arguments and for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
-    paths,root = _drawing_files(files)
+    paths = list_files(files, _EXTENSIONS)
     raster = Rasterise(size, width, antialias, time) if field=='png' else None
     source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
     if isinstance(keep, str): keep = [keep]
@@ -437,4 +410,4 @@ def drawing_samples(
     if taken is not None: raise ValueError(f'keep=: {taken!r} is the name of a field that is made of other columns')
     if max_per_class is not None and max_per_class<1:
         raise ValueError(f'max_per_class must be at least 1, not {max_per_class}')
-    return source(paths, root, with_labels, raster, tuple(keep), bool(times), max_per_class)
+    return source(paths, _LoadDrawing(with_labels, raster, tuple(keep), bool(times)), max_per_class)

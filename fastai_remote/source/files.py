@@ -49,17 +49,11 @@ def file_stamps(paths:list)->list:
 # %% ../../nbs/source/01_files.ipynb #d1ce1433
 _MAX_LINE = 1<<25   # bytes, or characters, of a line of a compressed file, where a few bytes stand for a megabyte
 
-class _Lines:
-    "The lines of a file; raises `OSError` for one of more than `_MAX_LINE` bytes"
-    def __init__(self, file): self.file = file
-    def __iter__(self): return self
-    def __next__(self):
-        if line:=self.readline(): return line
-        raise StopIteration
-    def readline(self):
-        line = self.file.readline(_MAX_LINE+1)
+def _lines_of(file):
+    "Yields the lines of a file; raises `OSError` for one of more than `_MAX_LINE` bytes"
+    while line:=file.readline(_MAX_LINE+1):
         if len(line)>_MAX_LINE: raise OSError(f'a line of more than {_MAX_LINE:,} bytes')
-        return line
+        yield line
 
 @contextmanager
 def open_text(path:Path, **kwargs):
@@ -68,7 +62,7 @@ def open_text(path:Path, **kwargs):
     Binary unless `mode` is given. Raises `OSError`, which names the file, also if it is truncated or damaged."""
     opener = {'.gz':gzip.open, '.xz':lzma.open}.get(path.suffix.lower(), open)
     try:
-        with opener(path, **{'mode':'rb', **kwargs}) as file: yield file if opener is open else _Lines(file)
+        with opener(path, **{'mode':'rb', **kwargs}) as file: yield file if opener is open else _lines_of(file)
     except (EOFError,OSError,lzma.LZMAError,zlib.error) as e:
         if isinstance(e, OSError) and e.filename is not None: raise
         raise OSError(f'{path}: truncated or damaged: {e}') from e

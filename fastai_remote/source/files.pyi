@@ -12,20 +12,8 @@ def file_stamps(paths: list) -> list:
     ...
 _MAX_LINE: Any
 
-class _Lines:
-    file: Any
-
-    def __init__(self, file):
-        ...
-
-    def __iter__(self):
-        ...
-
-    def __next__(self):
-        ...
-
-    def readline(self):
-        ...
+def _lines_of(file):
+    ...
 
 @contextmanager
 def open_text(path: Path, **kwargs):

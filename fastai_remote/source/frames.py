@@ -487,17 +487,17 @@ class _RowStream(Planned, SampleStream):
             raise ValueError('valid_col= needs a table that can be read by number: write the rows to a Parquet file '
                              'and give its path')
         self.batches,self.schema_types,self.rows,self.options,self.once = batches,schema_types,rows,options,once
-        self.stamp,self.opened = stamp,None
+        self.stamp = stamp
 
     @cached_property
     def plan(self)->TablePlan:
         "Which fields the samples have, by the first batch with rows; raises `ValueError` if there is none"
-        first,rest = self._open()
-        if self.once: self.opened = first,rest   # `_raw_samples` continues here
+        first,_ = self._opened
         return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
 
-    def _open(self):
-        "Returns `(first, rest)`: the first batch with rows, an iterator over the others; raises `ValueError` if empty"
+    @cached_property
+    def _opened(self):
+        "`(first, rest)`: the first batch with rows, an iterator over the others; raises `ValueError` if it is empty"
         batches = iter(self.batches())
         for first in batches:
             if len(first): return first,batches
@@ -506,7 +506,8 @@ class _RowStream(Planned, SampleStream):
     def _raw_samples(self):
         "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for, or of all columns"
         names,i = self.plan.names,0
-        first,rest = self.opened or self._open()
+        first,rest = self._opened
+        del self._opened   # the next reading begins anew
         for batch in chain([first], rest):
             for row in self.rows(batch):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row

@@ -75,14 +75,14 @@ class _FeatureColumn(Column):
     def value(self, row, folder, suff):
         "The value of the field in `row`, `{column: value}`; `None` for null in JSON, otherwise null is a `ValueError`"
         value,codec = row[self.name],get_codec(self.field)
-        is_null = value is None or self.kind=='file' and _is_no_file(value)
+        is_null = value is None or self.type.kind=='file' and _is_no_file(value)
         if is_null and codec is not None and codec.name=='json': return None
         if is_null:
             raise ValueError(f'no value (null) here; hf_samples(dataset, fields={{{self.name!r}: None}}) leaves the '
                              f'column out, and {self.name+".json"!r} in place of None stores null')
-        if self.kind=='file': return _content(value)
-        is_array = self.kind=='list' and codec is not None and codec.name in ('npy','npz','npyimg','npzimg')
-        if is_array or self.kind=='array': return full_array(value, self.dtype)
+        if self.type.kind=='file': return _content(value)
+        is_array = self.type.kind=='list' and codec is not None and codec.name in ('npy','npz','npyimg','npzimg')
+        if is_array or self.type.kind=='array': return full_array(value, self.type.dtype)
         is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
         return as_stored(value if is_number else _with_names(self.feature, value))
 
@@ -138,8 +138,7 @@ class FeaturePlan(TablePlan):
             raise TypeError(f'column {name!r}: {e}: there is no field for them. Leave the column out with '
                             f'hf_samples(dataset, fields={{{name!r}: None}}), or convert it with dataset.map or '
                             'dataset.cast_column') from None
-        kind = self.types[name]
-        self.columns[-1] = _FeatureColumn(name, field, kind.kind, kind.dtype, feature=self.dicts[name])
+        self.columns[-1] = _FeatureColumn(name, field, self.types[name], feature=self.dicts[name])
 
     def _advise(self):
         modes = {column.name:getattr(self.features[column.name], 'mode', None) for column in self.columns}
@@ -219,7 +218,7 @@ class _TableSource(HFSource, Table):
     def _check_labels(self):
         "Raise `ValueError` if a column of labels has none in the rows that are looked at, at most 100"
         for column in self.plan.columns:
-            if column.kind!='codes' or column.field not in self.plan.vocab or not len(self): continue
+            if column.type.kind!='codes' or column.field not in self.plan.vocab or not len(self): continue
             values = self._column(column.name)
             if any(value not in (None,-1) for value in values): continue
             raise ValueError(f'column {column.name!r} has no labels, only {values[0]}: leave out a split without '

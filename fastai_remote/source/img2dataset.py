@@ -36,11 +36,10 @@ class img2dataset_samples(tar_samples):
         super().__init__(list_files(files, ('.tar',)), key=True)
         self.columns,self.implicit_keys = columns,True   # keys of samples are kept where they take no space
         self.tables = list(map(_table_of, self.files))
-        if columns is None: self.plan = None
-        else: self.plan = _plan(self.tables, columns)
+        self.plan = None if columns is None else _plan(self.tables, columns)
 
     @property
-    def load(self): return _LoadJoined(super().load, self.plan)
+    def load(self): return _LoadJoined(super().load, self.plan) if self.plan else super().load
     @property
     def as_is(self): return AsIs(self.load, codecs=self.plan.codecs) if self.plan else None
     @property
@@ -115,16 +114,14 @@ class _LoadJoined:
     "raw of a sample of a tar -> sample, with columns of the row that has its key in the Parquet file beside the tar"
     def __init__(self,
         load, # raw of a sample of a tar -> sample
-        plan:TablePlan # Of the columns that are added; `None`: there are none
-    ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
+        plan:TablePlan # Of the columns that are added
+    ): self.load,self.names,self.row = load,tuple(plan.names),plan.load
 
     def __call__(self, raw):
-        """The sample of the tar, with the columns of its row if there are any to add
+        """The sample of the tar, with the columns of its row
 
         Raises `ValueError` if its key has no row or several, and for a field that both have."""
-        sample = self.load(raw)
-        if not self.row: return sample
-        path = _table_of(raw[0])
+        sample,path = self.load(raw),_table_of(raw[0])
         table,rows = _rows_by_key(path, self.names, *file_stamps([path]))
         key = sample['__key__'].rsplit('/', 1)[-1]
         if rows.get(key) is None:

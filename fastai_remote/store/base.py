@@ -135,13 +135,16 @@ def may_lack(self:Store,
 
 @patch
 def presence(self:Store,
-    field:str # A field, or alternatives such as `jpg;png`
-): # Yields bool arrays, which together have a value for each sample
+    field:str, # A field, or alternatives such as `jpg;png`
+    start:int=0, # Sample numbers, from `start`
+    stop:int=None # to `stop`-1; default: to the last one
+): # Yields bool arrays, which together have a value for each of these samples
     """Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`
 
     By default, every value is `True`: a store in which samples may lack fields overrides this."""
     self.field_table.choice(field)
-    for start in range(0, len(self), 1<<16): yield np.ones(min(1<<16, len(self)-start), bool)
+    stop = len(self) if stop is None else stop
+    for first in range(start, stop, 1<<16): yield np.ones(min(1<<16, stop-first), bool)
 
 # %% ../../nbs/store/01_base.ipynb #38717176
 @patch

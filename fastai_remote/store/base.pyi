@@ -71,7 +71,7 @@ class Store:
     def may_lack(self, field: str) -> bool:
         ...
 
-    def presence(self, field: str):
+    def presence(self, field: str, start: int=0, stop: int | None=None):
         ...
 
     def get_many(self, numbers, fields, check: bool=True, decode: bool=False) -> dict:

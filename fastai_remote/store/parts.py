@@ -268,13 +268,14 @@ class StoredDataset(Store):
         for part,positions,places in self.groups(numbers, field): result[positions] = part.has(field, places)
         return result
 
-    def presence(self, field):
+    def presence(self, field, start=0, stop=None):
         names,_ = self.field_table.choice(field)
         if not all(map(self.may_lack, names)):
-            yield from super().presence(field)
+            yield from super().presence(field, start, stop)
             return
-        for start in range(0, len(self), 1<<16):
-            numbers = np.arange(start, min(start+(1<<16), len(self)))
+        stop = len(self) if stop is None else stop
+        for first in range(start, stop, 1<<16):
+            numbers = np.arange(first, min(first+(1<<16), stop))
             yield np.logical_or.reduce([self.has(name, numbers) for name in names])
 
     def check_rest(self):

@@ -80,20 +80,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args): pass   # the path contains the token
 
-    def do_GET(self): self._respond('GET', dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True)))
+    def do_GET(self): self._respond('GET', self._query)
+    def do_POST(self): self._respond('POST', self._body)
 
-    def do_POST(self):
+    def _query(self): return dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+
+    def _body(self):
+        "The arguments of a POST; raises `PageError`"
         n = self.headers.get('Content-Length', '')
-        is_json = self.headers.get_content_type()=='application/json'
-        self.close_connection = True   # unless the body was read, what follows is no request
-        if self._refused(): return self._respond('POST', {})
-        if not is_json or not n.isdecimal() or int(n)>_MAX_BODY:
-            return self._send_error(400, 'want JSON of at most 1 MB')
+        if self.headers.get_content_type()!='application/json' or not n.isdecimal() or int(n)>_MAX_BODY:
+            raise PageError(400, 'want JSON of at most 1 MB')
         try: args = json.loads(self.rfile.read(int(n)))
         except ValueError: args = None
-        if not isinstance(args, dict): return self._send_error(400, 'want a JSON object')
+        if not isinstance(args, dict): raise PageError(400, 'want a JSON object')
         self.close_connection = False
-        self._respond('POST', args)
+        return args
 
     def _refused(self):
         "Why a request is refused: it has not the token, or does not come from this page; else ''"
@@ -107,13 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is None or urlsplit(origin).netloc in (host, self.page.proxy or host): return ''
         return 'another page has sent this request'
 
-    def _respond(self, method, args):
-        path = urlsplit(self.path).path
-        if refused := self._refused():
-            self.close_connection = True
-            return self._send(403, 'text/plain', f'403: {refused}'.encode())
+    def _respond(self, method, read_args):
+        path,refused = urlsplit(self.path).path,self._refused()
+        self.close_connection |= method=='POST' or bool(refused)   # unless the body was read, no request follows
+        if refused: return self._send(403, 'text/plain', f'403: {refused}'.encode())
         if path.count('/')==1: return self._send(308, 'text/plain', b'', Location=f'{self.page.token}/')
-        try: found = self.page.answer(method, path.split('/', 2)[2], args)
+        try: found = self.page.answer(method, path.split('/', 2)[2], read_args())
         except PageError as e: self._send_error(e.status, str(e), **e.more)
         except StoreUnavailable as e: self._send_error(503, str(e))
         except (StoreError,ValueError,TypeError,IndexError) as e: self._send_error(422, str(e))

@@ -6,15 +6,14 @@ Docs: page `view/overview`"""
 # ingest counts labels, and each change of the dataset counts on. Where labels are not counted, an `Overview` says so.
 # What the manifest does not have is estimated from a few samples, and the number of these is part of the result.
 
-import io
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field as dataclass_field
 from itertools import islice
 
 import numpy as np
-from PIL import Image
 
-from ..codec.images import check_image
+from ..codec.images import ImageCodec
 from ..core import StoreUnavailable
 from ..load.items import get_remote_items, RemoteItems
 from ..order.permutation import Permutation
@@ -168,7 +167,7 @@ def _sizes(store, field, values):
     stats,found = store.manifest.stats.get(field),Counter()
     if shown_kind(store, field)=='image':
         for value in values or ():
-            if (size := _header_size(value)) is not None: found[size] += 1
+            with suppress(ValueError): found[ImageCodec('img').opened(value).size] += 1   # by its header
     if not found:
         return stats and ImageSizes(stats['n'], tuple(stats['width']), tuple(stats['height']))
     n,(width,height) = sum(found.values()),np.array(list(found.elements())).T
@@ -176,14 +175,6 @@ def _sizes(store, field, values):
     if stats: n,(width,height) = stats['n'],(np.array(stats[side]) for side in ('width','height'))
     def ends(side): return float(side.min()),float(side.mean() if not stats else side[1]),float(side.max())
     return ImageSizes(n, ends(width), ends(height), found.most_common(5), ratios.tolist())
-
-def _header_size(value):
-    "(width, height) of an image file, by its header; `None` if it has none"
-    try:
-        check_image(value)
-        return Image.open(io.BytesIO(value)).size
-    except MemoryError: raise
-    except Exception: return None   # damaged, or no image file
 
 # --- Which samples
 

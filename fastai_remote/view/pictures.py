@@ -397,11 +397,8 @@ def _side_by_side(images):
 def font_of(
     size:int # Pixels
 ):
-    "A font that has the letters of many languages, if matplotlib is installed; else that of Pillow"
-    found = find_spec('matplotlib')
-    file = found and Path(found.origin).parent/'mpl-data'/'fonts'/'ttf'/'DejaVuSans.ttf'
-    if file and file.exists(): return ImageFont.truetype(file, size)
-    return ImageFont.load_default(size)
+    "A font that has the letters of many languages: that of matplotlib, which fastai needs, and which is not imported"
+    return ImageFont.truetype(Path(find_spec('matplotlib').origin).parent/'mpl-data/fonts/ttf/DejaVuSans.ttf', size)
 
 # --- Reading
 

@@ -74,7 +74,7 @@ class Query:
     high:float = None # The largest number; `None`: any
     has:str = '' # Only samples that have this field
     text:str = '' # Only samples with these letters in a text, in upper or lower case
-    key:str = '' # Only the first sample with this key
+    key:str = '' # Only samples with this key
     sort:str = '' # A field of numbers; '': by sample number
     descending:bool = False # The largest number first?
 
@@ -199,17 +199,16 @@ class Answer:
 
     def _filter(self, job):
         query,store,among = self.query,self.store,self.query.numbers(self.store)
-        has = _Masks(store.presence(query.has), among.start) if query.has else None
         of_numbers,of_values = self._conditions()
         for start in range(among.start, among.stop, BLOCK):
             job.step(start-among.start, len(among))
             numbers = np.arange(start, min(start+BLOCK, among.stop))
-            mask = np.ones(len(numbers), bool) if has is None else has.take(len(numbers))
+            mask = np.ones(len(numbers), bool)
+            if query.has: mask = np.concatenate([*store.presence(query.has, start, start+len(numbers))])
             for field,condition in of_numbers:
                 values,present = self._column(field, numbers)
                 mask &= condition(values)&present
-            if of_values or query.key:
-                if self._search(job, numbers, mask, of_values): return
+            if of_values: self._search(job, numbers, mask, of_values)
             else: self.samples.add(start, mask)
 
     def _conditions(self):
@@ -224,6 +223,7 @@ class Answer:
             else: of_numbers.append((field, lambda codes: codes==code))
         text = query.text.casefold()
         if text: of_values.append((text_fields(store), lambda value: text in value.decode(errors='replace').casefold()))
+        if query.key: of_values.append((['__key__'], lambda key: key==query.key))
         return of_numbers,of_values
 
     def _in_range(self, values):
@@ -231,30 +231,22 @@ class Answer:
         return (values>=(-np.inf if low is None else low))&(values<=(np.inf if high is None else high))
 
     def _search(self, job, numbers, mask, conditions):
-        "Adds those of `numbers` with `mask` whose values or keys fit; returns whether the search is over"
-        query,store,among = self.query,self.store,self.query.numbers(self.store)
-        k = 0
+        "Adds those of `numbers` with `mask` whose values fit"
+        among,k = self.query.numbers(self.store),0
         while k<len(numbers):
             job.step(int(numbers[k])-among.start, len(among))
             step = max(8, int(min(_MAX_TEXTS, _TEXT_BYTES//max(self.mean, 1)))//8*8)
-            found,hits = mask[k:k+step].copy(),[]
+            found = mask[k:k+step].copy()
             for names,condition in conditions:
                 found[found] = self._fit(numbers[k:k+step][found], names, condition)
-            if query.key and found.any():
-                some = numbers[k:k+step][found]
-                keys = chain.from_iterable(self._parts(store.keys, some, [None]))
-                hits = [number for number,key in zip(some.tolist(), keys) if key==query.key]
-                found = np.isin(numbers[k:k+step], hits[:1])
             self.samples.add(int(numbers[k]), found)
-            if hits: return True
             k += step
-        return False
 
     def _fit(self, numbers, fields, condition):
         "Which samples have a value in one of `fields` that fits, bool; those that cannot be read do not"
         result,n_bytes = np.zeros(len(numbers), bool),0
         for field in fields if len(numbers) else ():
-            for k,value in enumerate(self._values(field, numbers)):
+            for k,value in enumerate(chain.from_iterable(self._values(field, numbers))):
                 n_bytes += len(value or b'')
                 try: result[k] |= value is not None and condition(value)
                 except ValueError as e: self._note_unread(numbers[k], e)
@@ -262,21 +254,18 @@ class Answer:
         return result
 
     def _values(self, field, numbers):
-        "The values of a field, `None` where one is missing or damaged"
-        spec = f'{field}?' if self.store.may_lack(field) else field
-        return chain.from_iterable(self._parts(lambda some: self.store.get_many(some, spec)[spec], numbers, [None]))
-
-    def _column(self, field, numbers):
-        "As the function `_column`; a number that is missing or damaged is none"
-        lost = np.zeros(1, self.store.field_table.entry(field)['dtype']),np.zeros(1, bool)
-        parts = list(self._parts(lambda some: _column(self.store, field, some), numbers, lost))
-        return parts[0] if len(parts)==1 else tuple(map(np.concatenate, zip(*parts)))
-
-    def _parts(self, read, numbers, lost):
-        "Yields what `read(numbers)` returns, in parts; `lost` for each sample that cannot be read, which is noted"
+        "Yields the values of a field, or keys for `__key__`, in parts; `None` for one that is missing or damaged"
+        store,spec = self.store,f'{field}?' if field!='__key__' and self.store.may_lack(field) else field
+        def read(some): return store.keys(some) if field=='__key__' else store.get_many(some, spec)[spec]
         for some,found in read_parts(read, numbers):
             if isinstance(found, Exception): self._note_unread(some[0], found)
-            yield lost if isinstance(found, Exception) else found
+            yield [None] if isinstance(found, Exception) else found
+
+    def _column(self, field, numbers):
+        "The numbers of a field, and which samples have one, bool; a number that is missing or damaged is none"
+        dtype = self.store.field_table.entry(field)['dtype']
+        parts = [_present(part, dtype) for part in self._values(field, numbers)]
+        return tuple(map(np.concatenate, zip(*parts)))
 
     def _note_unread(self, number, error):
         "Notes a sample that cannot be read; raises `CorruptSample` if there are too many"
@@ -317,18 +306,6 @@ class Answer:
         numbers[stop:].sort()
         return numbers
 
-class _Masks:
-    "Takes as many as are wanted at a time from an iterator of bool arrays, after the first `skip`"
-    def __init__(self, parts, skip):
-        self.parts,self.rest = parts,np.zeros(0, bool)
-        self.take(skip)
-
-    def take(self, n):
-        taken = [self.rest]
-        while sum(map(len, taken))<n: taken = [np.concatenate([*taken, next(self.parts)])]
-        self.rest = taken[0][n:]
-        return taken[0][:n]
-
 class Answers:
     "The answers to the last queries about one version of a dataset"
     def __init__(self, store:Store): self.store,self._answers,self._lock = store,{},Lock()
@@ -357,21 +334,10 @@ class Answers:
 
 # --- Packed fields
 
-def _column(store, field, numbers):
-    """The numbers of a field for sample `numbers`, which ascend, and which samples have one, bool
-
-    Raises `CorruptSample`."""
-    first,last = (int(numbers[0]),int(numbers[-1])) if len(numbers) else (0,-1)
-    # a range is read at once, so gaps that are not too wide are read as well
-    is_dense = last-first+1<=4*len(numbers)
-    wanted = np.arange(first, last+1) if is_dense else numbers
-    spec = f'{field}?' if store.may_lack(field) else field
-    values = store.get_many(wanted, spec)[spec]
-    if is_dense and len(wanted)>len(numbers):
-        values = values[numbers-first] if isinstance(values, np.ndarray) else [values[k] for k in (numbers-first)]
+def _present(values, dtype):
+    "An array or a list of numbers as an array of `dtype`, with 0 for `None`, and which of them are not `None`, bool"
     if isinstance(values, np.ndarray): return values,np.ones(len(values), bool)
     present = np.array([value is not None for value in values], bool)
-    dtype = store.field_table.entry(field)['dtype']
     return np.array([0 if value is None else value for value in values], dtype),present
 
 def _sort_keys(values, present, is_descending):

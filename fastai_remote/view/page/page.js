@@ -225,11 +225,12 @@ async function jump(text) {
 async function numberOf(key) {
   let found = await post('query', {query: {key}});
   const {id} = found;
-  while (found.state==='running') {
+  while (found.state==='running' && !found.n) {
     progress('progress', found, `looking for ${key}`, () => post('cancel', {id}));
     await pause(200);
     found = await get('progress', {id});
   }
+  if (found.n) await post('cancel', {id});   // the first sample is enough
   progress('progress', null);
   return found.n ? (await get('tiles', {first: 0, n: 1, id}))[0].number : null;
 }
