@@ -158,13 +158,13 @@ def test_no_list_has_a_name_after_a_call_that_was_killed_is_repeated(cluster):
         with suppress(error): act()
         return died
     def ingest(): write(url, n=16, chunk=16)
-    for k in range(20, 100, 2):
+    for k in range(20, 100, 3):
         died = repeated(ingest, StoreExists, k)
         assert [call(url, 'smembers', key) for key in lists]==[set(), {b'd'}], k
         RedisStore.delete(url, 'd')
         if not died: break
     put_back = written_once(cluster)
-    for k in range(20, 300, 5):
+    for k in range(20, 300, 8):
         put_back()
         died = repeated(lambda: RedisStore.delete(url, 'd'), StoreNotFound, k)
         assert all_keys(cluster)==set(), k
