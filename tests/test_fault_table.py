@@ -27,7 +27,7 @@ FAULTS = {case.fault:[] for case in CASES}
 for each in CASES: FAULTS[each.fault].append(each)
 
 def pairs(case):
-    "What this case tries that others may try, too: each fault in an epoch and an ingest, and on stores that differ in it"
+    "What this case tries, as others may: each fault in an epoch and an ingest, and on stores that differ in it"
     of_kind = case.kind,case.during
     if OF_LOOP.match(case.fault): return {of_kind, (case.fault, BACKENDS[case.kind].is_redis)}
     if OF_PROCESSES.match(case.fault): return {of_kind, (case.fault, case.during)}
@@ -45,7 +45,7 @@ def chosen(cases):
     return sorted(found, key=CASES.index)
 
 def order(case):
-    "Quick cases come first, and so are tried; then those of each fault in turn, of which each fault begins with another"
+    "Quick cases come first, and so are tried; then those of each fault, of which each fault begins with another one"
     same = FAULTS[case.fault]
     return str(case) not in QUICK, (same.index(case)-3*[*FAULTS].index(case.fault))%len(same)
 
