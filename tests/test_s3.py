@@ -107,9 +107,9 @@ def how(s, tmp_path, monkeypatch, way):
     return {}
 
 @processes
-@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('environment',1), ('profile',2)])
+@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('profile',2)])
 def test_the_usual_ways_of_giving_credentials(s3, tmp_path, monkeypatch, way, num_workers):
-    "For writing, reading, in workers, and deleting"
+    "For writing, reading, in workers, and deleting; the environment is in the tests of a killed ingest and of a pickle"
     kw,u = how(s3, tmp_path, monkeypatch, way),url(s3, f'w-{way}')
     with joblib.parallel_config('multiprocessing'):   # forks, which have this environment
         report = to_shards(ITEMS[:20], u, num_workers=num_workers, progress=False, storage_options=kw)
