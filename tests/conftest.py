@@ -50,9 +50,9 @@ def examples(n):
 def pytest_collection_modifyitems(config, items):
     """The tests that compete for both cores come first: they are one group, beside which the others run
 
-    Quick tests that fork interpreters are in it, so that only one of two test processes has to start these."""
+    Tests that fork interpreters are in it, so that only one of the test processes has to start these."""
     for item in items:
-        if 'interpreters' in item.fixturenames and not item.get_closest_marker('slow'):
+        if 'interpreters' in item.fixturenames and not item.get_closest_marker('xdist_group'):
             item.add_marker(pytest.mark.xdist_group('processes'))
     def competes(item): return any('processes' in mark.args for mark in item.iter_markers('xdist_group'))
     items.sort(key=lambda item: not competes(item))

@@ -22,8 +22,7 @@ import redis
 from clusters import LocalCluster, wait_for
 from crashes import may_kill, passed, upper, will_kill
 from fastai_remote import redis_server, RedisStore, StoreExists, StoreNotFound
-from snapshots import FolderPlace, RedisPlace
-from test_crashes import items, known, nothing, old, replaced
+from snapshots import FolderPlace, items, known, nothing, old, RedisPlace, replaced
 
 OPTIONS = dict(chunk=4, progress=False)
 

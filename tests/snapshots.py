@@ -1,21 +1,19 @@
 "What is in a place for datasets, and all that a reader sees of one, to compare with what ought to be there"
 import json, re, shutil, tempfile
 
+import pytest
 import redis
 
 from fastai_remote import RedisStore, ShardStore, StoreNotFound, to_redis, to_shards
+from shard_helpers import interrupted_after
 
 def client(server):
     "Of a server, or of an object with the `cluster` of which `url` is a node"
     return (redis.RedisCluster if getattr(server, 'cluster', None) else redis.Redis).from_url(server.url)
 
-def all_keys(server, pattern='*'):
-    "Of all nodes: KEYS of a cluster's client asks one of them only"
-    return set(client(server).scan_iter(pattern, count=1000))
-
-def needed(server, name):
+def needed(db, name):
     "The IDs in the register that the dataset of this name, the version before it, and an ingest need"
-    manifest,plan = (json.loads(client(server).get(f'{name}:{key}') or b'{}') for key in ('meta','ingest'))
+    manifest,plan = (json.loads(db.get(f'{name}:{key}') or b'{}') for key in ('meta','ingest'))
     parts = manifest.get('parts') or [manifest]
     ids = [plan.get('id'), plan.get('prefix'), manifest.get('uid'), *(part.get('prefix') for part in parts)]
     return {str(o).encode() for o in ids}|{f"{manifest.get('uid')}-before".encode()}
@@ -25,11 +23,14 @@ def keys(server):
 
     In a cluster, an ID that was noted is not used again: the plan is on another node. A register must name only what
     the dataset or an ingest needs, and is left out."""
-    for key in all_keys(server, '*:register'):
-        unneeded = set(client(server).hkeys(key))-needed(server, key.decode().removesuffix(':register'))
+    db = client(server)
+    found = set(db.scan_iter(count=1000))   # of all nodes: KEYS of a cluster's client asks one of them only
+    for key in found:
+        name,_,kind = key.decode().rpartition(':')
+        unneeded = set(db.hkeys(key))-needed(db, name) if kind=='register' else None
         assert not unneeded, (key, unneeded)
     def plain(key): return re.sub(r'^{([^@.}]+)[^}]*}@?', r'{\1}', re.sub(r'@[0-9a-f]{16,32}', '@', key.decode()))
-    names = sorted(map(plain, all_keys(server)))
+    names = sorted(map(plain, found))
     return [name for name in names if name!='fastai_remote:used' and not name.endswith((':lock',':register'))]
 
 def seen(store):
@@ -54,7 +55,7 @@ class RedisPlace:
     def clear(self): client(self.server).flushall()
     def copy(self):
         db = client(self.server)
-        return {key:(max(db.pttl(key), 0), db.dump(key)) for key in all_keys(self.server)}
+        return {key:(max(db.pttl(key), 0), db.dump(key)) for key in db.scan_iter(count=1000)}
     def put_back(self, copy):
         db = client(self.server).pipeline()
         for key,(milliseconds,value) in copy.items(): db.restore(key, milliseconds, value)
@@ -106,3 +107,24 @@ class FolderPlace:
             manifest = json.loads(content[name])
             content[name] = {k:v for k,v in manifest.items() if k not in ('uid','created','crc')}
         return self.visible(),content
+
+# --- what is written to a place
+
+def items(word, start, stop):
+    "Samples, of which the first, two in the middle and the last cannot be stored"
+    bad = start,(start+stop)//2,(start+stop)//2+1,stop-1
+    return [{'txt':f'{word} {i}'*5, 'cls':f'{word}{i%3}', 'labels':[f'{word}{i%2}'], 'id':'bad' if i in bad else i}
+            for i in range(start, stop)]
+
+def known(word='new'): return {'train':items(word, 0, 30), 'valid':items(word, 30, 40)}
+def streams(word='new'): return {split:iter(source) for split,source in known(word).items()}
+
+def old(place): place.write(known('old'))
+def stopped(place):
+    "An ingest that is to replace what is there was stopped"
+    with pytest.raises(KeyboardInterrupt):
+        place.write(known('stopped'), overwrite=True, progress=interrupted_after(1))
+def replaced(place):
+    old(place)
+    stopped(place)
+def nothing(place): pass

@@ -10,8 +10,8 @@ from fastai_remote import index_shards, RedisStore, StoreExists, StoreNotFound
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.shards import ShardWriter
 from in_memory import in_memory
-from shard_helpers import interrupted_after, tar
-from snapshots import FolderPlace, RedisPlace
+from shard_helpers import tar
+from snapshots import FolderPlace, items, known, nothing, old, RedisPlace, replaced, stopped, streams
 
 pytestmark = pytest.mark.slow
 
@@ -19,25 +19,6 @@ pytestmark = pytest.mark.slow
 def places(tmp_path_factory):
     folder = FolderPlace(tmp_path_factory.mktemp('folder'))
     with private_server() as server: yield dict(redis=RedisPlace(server), folder=folder)
-
-def items(word, start, stop):
-    "Samples, of which the first, two in the middle and the last cannot be stored"
-    bad = start,(start+stop)//2,(start+stop)//2+1,stop-1
-    return [{'txt':f'{word} {i}'*5, 'cls':f'{word}{i%3}', 'labels':[f'{word}{i%2}'], 'id':'bad' if i in bad else i}
-            for i in range(start, stop)]
-
-def known(word='new'): return {'train':items(word, 0, 30), 'valid':items(word, 30, 40)}
-def streams(word='new'): return {split:iter(source) for split,source in known(word).items()}
-
-def old(place): place.write(known('old'))
-def stopped(place):
-    "An ingest that is to replace what is there was stopped"
-    with pytest.raises(KeyboardInterrupt):
-        place.write(known('stopped'), overwrite=True, progress=interrupted_after(1))
-def replaced(place):
-    old(place)
-    stopped(place)
-def nothing(place): pass
 
 def another_name(place):
     old(place)
@@ -76,7 +57,7 @@ OWN = { # Of one kind of place
     'folder':{'index':(tars, lambda place: index_shards(place.folder, num_workers=1, progress=False))}}
 
 # Between two crashes; a map is an ingest for its place, and the others are made of steps that are tried elsewhere, too
-STEPS = {'stream':2, 'overwrite':2, 'overwrite and drop another':3, 'overwrite by a stream':4, 'map':4}
+STEPS = {'stream':3, 'overwrite':3, 'overwrite and drop another':4, 'overwrite by a stream':5, 'map':5}
 
 def once(start):
     "What `start` does to an empty place; from the second time on, what it left there is put back, which is faster"
@@ -122,7 +103,7 @@ def test_the_same_call_again_finishes(places, where, what):
         again(place, act, after)
         # files have other numbers in their names if the dataset, or an ingest that is dropped, is replaced once more
         if where=='redis' or was!=after[0] and 'drop' not in what: assert place.everything()==after, k
-        assert place.visible()==after[0] and place.names()==names, k
+        else: assert place.visible()==after[0] and place.names()==names, k
 
 @pytest.mark.parametrize('where', OWN)
 @pytest.mark.parametrize('what', ['ingest','stream','overwrite','map','delete both'])
@@ -130,7 +111,7 @@ def test_a_writer_that_dies_again_and_again_finishes_in_the_end(places, where, w
     place,(start,act) = places[where],CALLS[what]
     start = once(start)
     before,after = undisturbed(place, start, act)
-    for seed in range(6):
+    for seed in range(4):
         rng = random.Random(seed)
         place.clear()
         start(place)
@@ -140,7 +121,7 @@ def test_a_writer_that_dies_again_and_again_finishes_in_the_end(places, where, w
             assert was in (before[0],after[0]), seed
         again(place, act, after)
         if where=='redis' or was!=after[0]: assert place.everything()==after, seed
-        assert place.visible()==after[0], seed
+        else: assert place.visible()==after[0], seed
 
 @pytest.mark.parametrize('where', OWN)
 def test_what_died_can_be_abandoned_or_replaced_by_another(places, where):
@@ -160,7 +141,7 @@ def test_what_died_can_be_abandoned_or_replaced_by_another(places, where):
     start(place)
     names = place.names()
     was_old = before[0]['d'] if where=='redis' else before[0]
-    for k in each_crash(place, start, act, 3):
+    for k in each_crash(place, start, act, 5):
         was,abandons,expected = place.visible(),k%2==0,was_old[0]['txt']
         check_reader(is_old=was==before[0])
         if abandons:

@@ -1,7 +1,7 @@
 """Faults of the table of the guide: nothing is lost, repeated or wrong, and the user sees a clear message
 
-`make faults` runs every row. Here each fault meets an epoch, an ingest and each kind of store that it is tried with,
-but not each store in both of them."""
+`make faults` runs every row. Here each fault meets an epoch, an ingest and each kind of store for which it is another
+one, but not each store in both of them."""
 import json, re
 from contextlib import contextmanager, ExitStack
 
@@ -16,35 +16,40 @@ from fault_table import BACKENDS, can_mount, CASES, not_tried
 CLEAR = re.compile(r'The (epoch|ingest) continues|One writes the dataset|No process stays|Readers see nothing|'
                    r'(KeyboardInterrupt|TerminatedWorkerError|RuntimeError: DataLoader worker)|'
                    r'(Store(Unavailable|NotFound|Full|Busy|Error)|MissingSample|CorruptSample|ServerRestarted)\b')
-QUICK = ['connection reset during a reply, epoch, Redis', 'connection reset during a reply, ingest, Redis Cluster',
+QUICK = ['reply truncated, epoch, Redis', 'connection reset during a reply, ingest, Redis Cluster',
          'CLIENT KILL, ten times, ingest, Sentinel']
 
+# One loop asks again, whatever the network or a server says that will be well again
+OF_LOOP = re.compile('connection|.*repl(y|ies)|CLIENT|server (loads|is a replica|cannot|runs|answers)|replica')
 # What happens in our own processes does not depend on the servers
 OF_PROCESSES = re.compile('Ctrl-C|a worker|the .* is killed|two ingests|clock')
+FAULTS = {case.fault:[] for case in CASES}
+for each in CASES: FAULTS[each.fault].append(each)
 
-def way(case):
-    "Stores on which this fault meets the same code: a server, and one that a sentinel names, are asked by one client"
-    if OF_PROCESSES.match(case.fault): return 'Redis' if BACKENDS[case.kind].is_redis else 'shards'
-    return case.kind.replace('sentinel', 'server')
+def pairs(case):
+    "What this case tries, as others may: each fault in an epoch and an ingest, and on stores that differ in it"
+    of_kind = case.kind,case.during
+    if OF_LOOP.match(case.fault): return {of_kind, (case.fault, BACKENDS[case.kind].is_redis)}
+    if OF_PROCESSES.match(case.fault): return {of_kind, (case.fault, case.during)}
+    way = case.kind.replace('sentinel', 'server').replace('-home', '')   # these are asked by the same client
+    return {of_kind, (case.fault, case.during), (case.fault, way)}
 
-def pairwise(cases):
-    "Some of `cases`: each pair of fault and way, fault and epoch or ingest, and store and epoch or ingest is there"
-    chosen,seen = [],set()
-    def pairs(case): return {(case.fault, way(case)), (case.fault, case.during), (case.kind, case.during)}-seen
+def chosen(cases):
+    "Some of `cases`: all of `pairs` are there"
+    found,seen = [],set()
     for n in 3,2,1:   # first those that bring the most new pairs
         for case in cases:
-            if len(pairs(case))<n: continue
-            chosen.append(case)
+            if len(pairs(case)-seen)<n: continue
+            found.append(case)
             seen |= pairs(case)
-    return [case for case in cases if case in chosen]
-
-FAULTS = list(dict.fromkeys(case.fault for case in CASES))
+    return sorted(found, key=CASES.index)
 
 def order(case):
-    "Quick cases come first, and so are tried; of a server and a sentinel, each comes first for every other fault"
-    return str(case) not in QUICK, (case.kind=='sentinel')!=(FAULTS.index(case.fault)%2==1)
+    "Quick cases come first, and so are tried; then those of each fault, of which each fault begins with another one"
+    same = FAULTS[case.fault]
+    return str(case) not in QUICK, (same.index(case)-3*[*FAULTS].index(case.fault))%len(same)
 
-TRIED = pairwise(sorted(CASES, key=order))
+TRIED = chosen(sorted(CASES, key=order))
 
 def marked(case): return pytest.param(case, id=str(case), marks=() if str(case) in QUICK else pytest.mark.slow)
 

@@ -107,9 +107,9 @@ def how(s, tmp_path, monkeypatch, way):
     return {}
 
 @processes
-@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('environment',1), ('profile',2)])
+@pytest.mark.parametrize('way,num_workers', [('s3_options',1), ('profile',2)])
 def test_the_usual_ways_of_giving_credentials(s3, tmp_path, monkeypatch, way, num_workers):
-    "For writing, reading, in workers, and deleting"
+    "For writing, reading, in workers, and deleting; the environment is in the tests of a killed ingest and of a pickle"
     kw,u = how(s3, tmp_path, monkeypatch, way),url(s3, f'w-{way}')
     with joblib.parallel_config('multiprocessing'):   # forks, which have this environment
         report = to_shards(ITEMS[:20], u, num_workers=num_workers, progress=False, storage_options=kw)
@@ -195,7 +195,10 @@ def test_nothing_is_sent_that_servers_without_the_newer_checksums_do_not_know(s3
 _ingest = HOLD + '''
 import joblib, sys
 from fastai_remote import to_shards
-def fn(o): hold(); return {'txt':f"sample {o['id']} "*30, 'cls':'abc'[o['id']%3], 'id':o['id']}
+def fn(o):
+    hold()
+    if o['id']>40: open(sys.argv[2], 'w').close()
+    return {'txt':f"sample {o['id']} "*30, 'cls':'abc'[o['id']%3], 'id':o['id']}
 joblib.parallel_config('multiprocessing')   # forks, which need not import anything
 to_shards([{'id':i} for i in range(240)], sys.argv[1], fn=fn, num_workers=2, maxcount=30, progress=False)
 '''
@@ -205,11 +208,12 @@ def test_a_killed_ingest_is_finished_by_the_same_call(s3, tmp_path, monkeypatch,
     "While it lives nobody else may write there; afterwards the bytes are those of an ingest that was not killed"
     (script:=tmp_path/'ingest.py').write_text(_ingest)
     how(s3, tmp_path, monkeypatch, 'environment')
+    begun = tmp_path/'begun'   # until then, the server is not asked
     def ingest(hold=None):
-        return interpreters.start(script, url(s3, 'killed'), fastai=False, env=holding(hold, tmp_path/'never'))
+        return interpreters.start(script, url(s3, 'killed'), begun, fastai=False, env=holding(hold, tmp_path/'never'))
     first = ingest(80)   # what the leading process has looked at, one or two chunks of each worker, and a part
     try:
-        wait_for(lambda: any('chunk-' in key for key in keys(s3, 'killed')))
+        wait_for(lambda: begun.exists() and any('chunk-' in key for key in keys(s3, 'killed')))
         writing = rf'killed: process {first.pid} on .* is writing here now \(\d of 8 chunks done\)'
         with pytest.raises(StoreBusy, match=writing): make(s3, 'killed')
         with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder='killed')
