@@ -8,6 +8,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
+from subprocess import TimeoutExpired
 from threading import Event
 from urllib.parse import unquote, urlsplit
 
@@ -101,10 +102,15 @@ def _signals_interrupt():
 
 def _stop(server):
     "Stop a `RedisServer`, and wait until it has saved its data; raises `StoreError` if a signal ends the waiting"
-    try: server.kill(signal.SIGTERM)
-    except KeyboardInterrupt:
-        raise StoreError(f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
-                         f'see {server.dir}/server.log') from None
+    saves = (f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
+             f'see {server.dir}/server.log')
+    try:
+        server.proc.send_signal(signal.SIGTERM)
+        try: server.proc.wait(3)
+        except TimeoutExpired:
+            say(saves)
+            server.proc.wait()
+    except KeyboardInterrupt: raise StoreError(saves) from None
     finally: server.close(wait=False)
 
 def serve_folder(folder:str|Path, port:int=None, memory:str=None, ready=print):
