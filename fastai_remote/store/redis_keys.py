@@ -49,7 +49,7 @@ class RedisKeysReader(RedisReader):
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
         if y: fields['cls'] = {'codec':'cls', 'dtype':code_dtype(len(vocab))}
         stored = {field:{**entry, 'dtype':None} for field,entry in fields.items()}   # labels are stored as texts
-        self.parts = [DatasetPart(self._layout, stored, ends[-1], 0, {})]
+        self._parts = [DatasetPart(self._layout, stored, ends[-1], 0, {})]
         splits = {split:span for split,span in splits.items() if split}
         self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})
         settings = repr((x, y, n, codec, vocab, start))
