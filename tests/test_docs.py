@@ -9,8 +9,8 @@ sys.path[:0] = [str(root), str(root/'tools')]
 import demo, docs, guide, readme
 
 GUIDE = sorted((root/'nbs/guide').glob('*.md'))
-# What a group of tests shares is made once, by one of the two processes
-def of_the_guide(test): return pytest.mark.slow(pytest.mark.timeout(900)(pytest.mark.xdist_group('guide')(test)))
+# The examples run in a fork of the process that the notebooks are run in
+def of_the_guide(test): return pytest.mark.slow(pytest.mark.timeout(900)(pytest.mark.xdist_group('notebooks')(test)))
 PLACEHOLDER = re.compile(r'example\.(?:org|com|net)|fastai-remote\.github|github\.com/fastai-remote', re.I)
 
 def tracked():
@@ -95,9 +95,12 @@ def test_each_name_of_the_star_import_has_an_example():
     assert not set(fastai_remote.__all__)-words
 
 @pytest.fixture(scope='module')
-def results_of_the_guide():
+def results_of_the_guide(interpreters, tmp_path_factory):
     "`{page: its outputs, and what went wrong}`; one process runs all pages, against a private Redis and an S3 server"
-    return guide.run_pages(guide.pages())
+    folder,pages = tmp_path_factory.mktemp('guide'),guide.pages()
+    env = {**guide.write_programs(folder, pages), 'PICTURES':''}
+    interpreters.run(folder/'run.py', *[f.stem for f in pages], env=env, cwd=folder, ours=True, check=True)
+    return guide.read_results(folder)
 
 @of_the_guide
 def test_examples_of_the_guide_run_and_their_outputs_are_recorded(results_of_the_guide):
