@@ -41,8 +41,7 @@ class ShardVersion(NewVersion):
         generation:int # Of the new version
     ):
         super().__init__(store)
-        # reads the indices: `store` keeps none of them, and so notices later that it was replaced
-        self.reader,self.counts = store.opener().renewed()(),dict(store.field_table.counts)
+        self.counts = dict(store.field_table.counts) # Number of samples that have each field
         self.manifest.generation,self.tables = generation,list(store.tables) # Table of the shards of each part
 
     @property
@@ -64,13 +63,13 @@ class ShardVersion(NewVersion):
 
     def free(self, numbers, fields):
         for field in fields:
-            self.counts[field] -= int(self.reader.has(field, numbers).sum())
-            if self.fields[field]['dtype'] is None: self.subtract_bytes(_value_bytes(self.reader, field, numbers))
+            self.counts[field] -= int(self.store.has(field, numbers).sum())
+            if self.fields[field]['dtype'] is None: self.subtract_bytes(_value_bytes(self.store, field, numbers))
 
     def forget(self, fields):
         for field in fields:
             n,dtype = self.counts.pop(field, 0),self.fields[field]['dtype']
-            self.subtract_bytes(_field_bytes(self.reader, field) if dtype is None else n*np.dtype(dtype).itemsize)
+            self.subtract_bytes(_field_bytes(self.store, field) if dtype is None else n*np.dtype(dtype).itemsize)
 
     def finish(self):
         manifest,files = super().finish()
