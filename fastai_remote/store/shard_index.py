@@ -665,14 +665,12 @@ class ShardIndices:
         At least the `n` that were used last are kept, however large they are."""
         with self.lock:
             for shard,index in new.items():
-                self._forget(shard)
+                if shard in self.kept: continue   # another thread has read it, too
                 self.kept[shard] = index
                 self.nbytes += len(index.buf)+_OVERHEAD
-            while self.nbytes>_MAX_BYTES and len(self.kept)>n: self._forget(next(iter(self.kept)))
-
-    def _forget(self, shard):
-        index = self.kept.pop(shard, None)
-        if index is not None: self.nbytes -= len(index.buf)+_OVERHEAD
+            while self.nbytes>_MAX_BYTES and len(self.kept)>n:
+                _,index = self.kept.popitem(last=False)
+                self.nbytes -= len(index.buf)+_OVERHEAD
 
     def cached(self,
         shard:int # Number of a shard
