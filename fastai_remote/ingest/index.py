@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 
 import numpy as np
 from fastcore.basics import patch, store_attr
@@ -37,7 +37,7 @@ from ..source.tars import Uncompressed
 from ..store.connection import concealed
 from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
-from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
+from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardRow, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.folder_place import FolderPlace
 from ..write.shards import ShardWriter
@@ -202,7 +202,7 @@ def index_shard(
     open_writer, # Returns the `ShardWriter` in this process
     source:dict, # Arguments of the `Storage` that contains the shards
     chunk:int, # Number of the chunk: each shard is one
-    part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
+    part, # Its name; or, if it was indexed before, its `ShardRow`
 )->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`), `notes` and `stamp`
     """Write the index of one shard, and record the shard as a chunk
 
@@ -248,8 +248,9 @@ def index_shard(
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
-    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, crc32(index),
-                          COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
+    writer.shards.append(ShardRow(name, columns.n, file.size, file.crc, len(index), size, crc32(index),
+                                  COMPRESSIONS.index(file.compression), writer.index_version,
+                                  stamp_number(file.stamp)))
     if stats: record['stats'] = stats.to_text()
     writer.done(chunk, record, failures)
     return record
@@ -258,23 +259,23 @@ def index_shard(
 def _keep_shard(writer, source, k, row):
     """Records a shard that was indexed before as chunk `k`, from its index; returns the record, as `index_shard`
 
-    `source` is the `Storage` of the shards, and `row` is from `_KnownShards.row`. Raises `CorruptSample`, and
-    `StoreExists` if the shard is another now."""
-    name,record = row[0],_earlier_record(writer, row)
+    `source` is the `Storage` of the shards, and `row` the `ShardRow` that the earlier index has of it. Raises
+    `CorruptSample`, and `StoreExists` if the shard is another now."""
+    record = _earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
-    stamp = _check_unchanged(source, name, record.get('stamp'), row[3])
-    writer.shards.append([*row[:-1], stamp_number(stamp)])
+    stamp = _check_unchanged(source, row.name, record.get('stamp'), row.crc)
+    writer.shards.append(row._replace(stamp=stamp_number(stamp)))
     writer.done(k, record, failures)
     return record
 
 def _earlier_record(writer, row):
-    """Returns the record in the index of a shard that was indexed before, a dict; `row` is from `_KnownShards.row`
+    """Returns the record in the index of a shard that was indexed before, a dict; `row` is its `ShardRow`
 
     Raises `CorruptSample` if the index is damaged or gone."""
-    file,advice = index_name(row[0], row[8]),'overwrite=True indexes all shards anew'
+    file,advice = index_name(row.name, row.first),'overwrite=True indexes all shards anew'
     try: content = writer.hidden.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
-    if crc32(content)!=row[6]:
+    if crc32(content)!=row.icrc:
         raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
     return ShardIndex(content, file).record
 
@@ -422,8 +423,10 @@ class _KnownShards:
                 raise StoreExists(f'{source.url}: {name} has changed since it was indexed: it has {size:,} bytes, and '
                                   f'had {indexed:,}; overwrite=True indexes all shards anew')
 
-    def row(self, name:str)->list: # `None` if the shard is new
-        "The row of a shard in the table, a list as in `ShardWriter.shards`"
+    def row(self,
+        name:str # Of a shard
+    )->ShardRow: # `None` if the shard is new
+        "What the earlier index has of a shard"
         return self.table.row(self.positions[name]) if name in self.positions else None
 
 # %% ../../nbs/ingest/11_index.ipynb #9443aedd
@@ -528,9 +531,9 @@ def _check_recorded(writer, source):
 
     `source` is the `Storage` of the shards. Their sizes are a part of the signature of the ingest already."""
     for _,record in writer.records():
-        for name,_,_,crc,*_ in record['shards']:
+        for row in starmap(ShardRow, record['shards']):
             advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
-            _check_unchanged(source, name, record.get('stamp'), crc, advice)
+            _check_unchanged(source, row.name, record.get('stamp'), row.crc, advice)
 
 def _check_not_ours(source):
     "Raises `StoreExists` if the shards in the `Storage` `source` are those of `to_shards`, or will be"

@@ -3,6 +3,7 @@ from typing import Any
 __all__: Any
 from .run import IngestJob
 from .report import IngestReport
+from ..store.shard_index import ShardRow
 from ..store.storage import Storage
 from ..write.shards import ShardWriter
 
@@ -127,7 +128,7 @@ class _KnownShards:
     def _compare_sizes(self, source, names):
         ...
 
-    def row(self, name: str) -> list:
+    def row(self, name: str) -> ShardRow:
         ...
 
     def check_labels(self, labels):
