@@ -1767,8 +1767,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardReader.tables': ( 'store/shards.html#shardreader.tables',
                                                                                                'fastai_remote/store/shards.py'),
-                                            'fastai_remote.store.shards.ShardReader.tars': ( 'store/shards.html#shardreader.tars',
-                                                                                             'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardReader.unchecked': ( 'store/shards.html#shardreader.unchecked',
                                                                                                   'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardReader.wids_index': ( 'store/shards.html#shardreader.wids_index',

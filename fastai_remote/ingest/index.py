@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 
 import numpy as np
 from fastcore.basics import patch, store_attr
@@ -37,7 +37,7 @@ from ..source.tars import Uncompressed
 from ..store.connection import concealed
 from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
-from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
+from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardRow, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.folder_place import FolderPlace
 from ..write.shards import ShardWriter
@@ -198,7 +198,7 @@ def index_shard(
     open_writer, # Returns the `ShardWriter` in this process
     source:dict, # Arguments of the `Storage` that contains the shards
     chunk:int, # Number of the chunk: each shard is one
-    part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
+    part, # Its name; or, if it was indexed before, its `ShardRow`
 )->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`) and `notes`
     """Write the index of one shard, and record the shard as a chunk
 
@@ -242,8 +242,9 @@ def index_shard(
     file_name = index_name(name, writer.index_version)
     with writer.place.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
-    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, crc32(index),
-                          COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
+    writer.shards.append(ShardRow(name, columns.n, file.size, file.crc, len(index), size, crc32(index),
+                                  COMPRESSIONS.index(file.compression), writer.index_version,
+                                  stamp_number(file.stamp)))
     if stats: record['stats'] = stats.to_text()
     writer.done(chunk, record, failures)
     return record
@@ -252,7 +253,7 @@ def index_shard(
 def _keep_shard(writer, k, row):
     """Records a shard that was indexed before as chunk `k`, from its index; returns the record, as `index_shard`
 
-    `row` is from `_KnownShards.row`. Raises `CorruptSample`."""
+    `row` is the `ShardRow` that the earlier index has of it. Raises `CorruptSample`."""
     record = _earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
     writer.shards.append(row)
@@ -260,13 +261,13 @@ def _keep_shard(writer, k, row):
     return record
 
 def _earlier_record(writer, row):
-    """Returns the record in the index of a shard that was indexed before, a dict; `row` is from `_KnownShards.row`
+    """Returns the record in the index of a shard that was indexed before, a dict; `row` is its `ShardRow`
 
     Raises `CorruptSample` if the index is damaged or gone."""
-    file,advice = index_name(row[0], row[8]),'overwrite=True indexes all shards anew'
+    file,advice = index_name(row.name, row.first),'overwrite=True indexes all shards anew'
     try: content = writer.hidden.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
-    if crc32(content)!=row[6]:
+    if crc32(content)!=row.icrc:
         raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
     return ShardIndex(content, file).record
 
@@ -411,11 +412,13 @@ class _KnownShards:
             raise StoreExists(f'{where}: the tars here were indexed {"with another" if self.vocab else "without"} '
                               'vocab=; overwrite=True indexes them anew')
 
-    def row(self, name:str)->list: # `None` if the shard is new
-        "The row of a shard in the table, a list as in `ShardWriter.shards`, with the stamp that it has now"
+    def row(self,
+        name:str # Of a shard
+    )->ShardRow: # `None` if the shard is new
+        "What the earlier index has of a shard, with the stamp that it has now"
         if name not in self.positions: return None
         shard = self.positions[name]
-        return [*self.table.row(shard)[:-1], self.stamps[shard]]
+        return self.table.row(shard)._replace(stamp=self.stamps[shard])
 
 # %% ../../nbs/ingest/11_index.ipynb #5dc74d50
 def _source_of(url, timeout, storage_options):
@@ -582,7 +585,8 @@ def index_shards(
                           'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)
     try:
-        recorded = [(row[0], row[2], row[3], row[-1]) for _,record in writer.records() for row in record['shards']]
+        rows = (row for _,record in writer.records() for row in starmap(ShardRow, record['shards']))
+        recorded = [(row.name, row.size, row.crc, row.stamp) for row in rows]
         advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
         _check_unchanged(source, recorded, advice)
         report = run_ingest(job, writer, num_workers, limit, progress)

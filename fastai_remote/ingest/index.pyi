@@ -3,6 +3,7 @@ from typing import Any
 __all__: Any
 from .run import IngestJob
 from .report import IngestReport
+from ..store.shard_index import ShardRow
 from ..store.storage import Storage
 from ..write.shards import ShardWriter
 
@@ -118,7 +119,7 @@ class _KnownShards:
     def __init__(self, writer: ShardWriter, source: Storage, names: list, labels: dict, overwrite: bool):
         ...
 
-    def row(self, name: str) -> list:
+    def row(self, name: str) -> ShardRow:
         ...
 
 def _source_of(url, timeout, storage_options):

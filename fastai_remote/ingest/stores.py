@@ -280,7 +280,7 @@ class ShardStore(DatasetOps, ShardReader):
         storage = self.storage.subfolder(INDEX_FOLDER) if '/' in self.manifest_key else self.storage
         return ShardWriter(storage, name=self.name, foreign=not self.manifest.prefix, base=self, change=change)
 
-    def reopened(self): return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
+    def reopened(self): return type(self)(self.storage, self._cache_setting or None, shards_url=self.tars)
     @property
     def python(self): return f'ShardStore({str(self.storage.url)!r})'
 

@@ -7,6 +7,7 @@ from array import array
 from collections import OrderedDict
 from copy import copy
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 from fastcore.basics import chunked
@@ -419,20 +420,32 @@ def index_name(
 # A part of a path that is empty, '.' or '..' (also: an absolute path), a backslash or a zero byte
 _UNSAFE_NAME = re.compile(rb'(?:\A|[\n/])\.{0,2}(?=[\n/]|\Z)|[\\\0]')
 
+class ShardRow(NamedTuple):
+    "What a `ShardTable` has of one shard"
+    name:str # Its path in the folder
+    n:int # Samples
+    size:int # Bytes
+    crc:int # Checksum
+    idx:int # Bytes of its index
+    raw:int # Bytes when decompressed
+    icrc:int # Checksum of the index file
+    kind:int=0 # How it is compressed, a position in `COMPRESSIONS`
+    first:int=0 # `version` of `index_name`: `index_shards` does not write over the indices of an earlier dataset
+    stamp:int=0 # `stamp_number` when it was indexed; 0 if it is not known
+
 class ShardTable:
     "The table of the shards of a dataset, as arrays: names, numbers of samples, sizes and checksums"
     def __init__(self,
         names, # Names, a list of `str`; or `bytes`, the names in UTF-8 separated by newlines
-        n:np.ndarray, # Samples of each shard
-        size:np.ndarray, # Bytes of each shard
-        crc:np.ndarray, # Checksum of each shard
-        idx:np.ndarray, # Bytes of the index of each shard
-        icrc:np.ndarray, # Checksum of the index file of each shard
-        raw:np.ndarray=None, # Bytes of each shard when decompressed; default: `size`
-        kind:np.ndarray=None, # How each shard is compressed, a position in `COMPRESSIONS`; default: not at all
-        # `version` of `index_name`: `index_shards` does not write over the indices of an earlier dataset; default: 0
+        n:np.ndarray, # This, and what follows, as in `ShardRow`, of each shard
+        size:np.ndarray,
+        crc:np.ndarray,
+        idx:np.ndarray,
+        icrc:np.ndarray,
+        raw:np.ndarray=None, # Default: `size`
+        kind:np.ndarray=None,
         first:np.ndarray=None,
-        stamp:np.ndarray=None, # `stamp_number` of each shard when it was indexed; 0, or default: it is not known
+        stamp:np.ndarray=None
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
@@ -465,9 +478,9 @@ class ShardTable:
     def compression(self, s:int)->str:
         "How shard `s` is compressed, one of `COMPRESSIONS`"
         return COMPRESSIONS[self.kind[s]]
-    def row(self, s:int)->list:
-        "The name of shard `s`, and what each column has for it"
-        return [self.name(s), *(int(getattr(self, name)[s]) for name in _COLUMNS)]
+    def row(self, s:int)->ShardRow:
+        "What the table has of shard `s`"
+        return ShardRow(self.name(s), **{name:int(getattr(self, name)[s]) for name in _COLUMNS})
 
     def at(self,
         idxs:np.ndarray # Sample numbers, shape (k,)
@@ -665,14 +678,12 @@ class ShardIndices:
         At least the `n` that were used last are kept, however large they are."""
         with self.lock:
             for shard,index in new.items():
-                self._forget(shard)
+                if shard in self.kept: continue   # another thread has read it, too
                 self.kept[shard] = index
                 self.nbytes += len(index.buf)+_OVERHEAD
-            while self.nbytes>_MAX_BYTES and len(self.kept)>n: self._forget(next(iter(self.kept)))
-
-    def _forget(self, shard):
-        index = self.kept.pop(shard, None)
-        if index is not None: self.nbytes -= len(index.buf)+_OVERHEAD
+            while self.nbytes>_MAX_BYTES and len(self.kept)>n:
+                _,index = self.kept.popitem(last=False)
+                self.nbytes -= len(index.buf)+_OVERHEAD
 
     def cached(self,
         shard:int # Number of a shard

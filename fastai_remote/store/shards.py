@@ -117,8 +117,8 @@ class ShardReader(StoredDataset):
             raise TypeError('cache_size: a FileCache has its own; give it to FileCache(…)')
         self.storage = as_storage(url, timeout, storage_options)
         self._cache_setting,self._cache = cache or None,None
-        self._shards_storage = None
-        if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
+        # The folder of the shards
+        self.tars:Storage = self.storage if shards_url is None else self.storage.beside(shards_url)
         self._uid,self.copies_local = uid,bool(cache) and cache is not True
         self._uid = self.manifest.uid
         # `True` is for remote storage and compressed shards
@@ -141,8 +141,8 @@ class ShardReader(StoredDataset):
     @property
     def not_read(self): return repr(self.storage.url) if self._manifest is None else ''
     def __getstate__(self):
-        return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, copies_local=self.copies_local, _cache=None)
+        return dict(storage=self.storage, tars=self.tars, _cache_setting=self._cache_setting, _uid=self._uid,
+                    copies_local=self.copies_local, _cache=None)
     @property
     def place_rows(self):
         return {'folder':self.storage.url, 'shards':f'{len(self.shards):,}, {size_str(int(self.shards.size.sum()))}'}
@@ -160,7 +160,7 @@ def read_manifest(self:ShardReader):
     if self._uid is not None or manifest.uid: self._uid = manifest.uid
     if re.search(r'[/\\\0]', manifest.prefix):
         raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
-    if manifest.base and self._shards_storage is None:
+    if self.tars is self.storage and manifest.base not in ('',self.storage.url):
         raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
                             f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
                             f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
@@ -267,11 +267,6 @@ def place_of(self:ShardReader, key): return f'{self.storage.url}/{_file_of(key)}
 def stored_bytes(self:ShardReader, key, n): return self.storage.ranges([_file_of(key)], [0], [n])[0]
 
 @patch(as_prop=True)
-def tars(self:ShardReader)->Storage:
-    "The folder of the shards"
-    return self._shards_storage or self.storage
-
-@patch(as_prop=True)
 def cache(self:ShardReader)->FileCache:
     "The cache of whole shards, or None"
     if self._cache is None:
@@ -285,7 +280,7 @@ def cache(self:ShardReader)->FileCache:
 def opener(self:ShardReader):
     setting = self._cache_setting
     cache = setting.opener() if isinstance(setting, FileCache) else setting
-    shards = self._shards_storage and self._shards_storage.opener()
+    shards = None if self.tars is self.storage else self.tars.opener()
     return Opener(ShardReader, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid,
                   shards_url=shards)
 

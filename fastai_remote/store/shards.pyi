@@ -28,7 +28,7 @@ class ShardReader(StoredDataset):
     _shards: Any
     _opened: Any
     storage: Any
-    _shards_storage: Any
+    tars: Any
     _uid: Any
     _cache_setting: Any
     _cache: Any
@@ -100,10 +100,6 @@ class ShardReader(StoredDataset):
         ...
 
     def stored_bytes(self, key, n):
-        ...
-
-    @property
-    def tars(self) -> Storage:
         ...
 
     @property

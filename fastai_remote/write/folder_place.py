@@ -196,7 +196,8 @@ class FolderLock:
 
         Sets `token` and `is_fenced`. Waits for up to `LEASE_SECONDS` if it cannot know otherwise whether a holder is at
         work."""
-        watched = self._await(self.holder(), progress)
+        watched = self.holder()
+        if watched and self.is_running(watched, LEASE_SECONDS): raise self._busy(watched, progress)
         me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
         self.token,self.beats,self.lost = me['id'],0,False
         self.stop = threading.Event()
@@ -233,32 +234,17 @@ class FolderLock:
         return StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing here now"
                          f"{progress() if progress else ''}; try again when it is done")
 
-    def _await(self, holder, progress):
-        """Waits until the lock of `holder` may be taken, and returns `holder`; raises `StoreBusy` if it is at work
-
-        `holder` is what the method `holder` returned, and `progress` is as in `take`. If `holder` is `None`, so is the
-        result.
-
-        If nobody can know, as of a holder that is on another machine or stopped, the lock is watched. No clock but that
-        of this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
-        if not holder: return None
-        running = _is_at_work(holder)
-        if running is None: running = self._is_renewed(holder, LEASE_SECONDS)
-        if running: raise self._busy(holder, progress)
-        return holder
-
     def is_running(self,
-        holder:dict # As from `holder`
+        holder:dict, # As from `holder`
+        seconds:float=LEASE_SECONDS/3 # How long to watch the lock, at most
     )->bool:
         """Returns whether the process that has written `holder` is at work
 
-        If that is not known here, watches the lock for up to a third of `LEASE_SECONDS`."""
-        running = _is_at_work(holder)
-        return self._is_renewed(holder, LEASE_SECONDS/3) if running is None else running
-
-    def _is_renewed(self, holder, seconds):
-        "Returns whether the stored lock becomes another than `holder` within `seconds`; `False` if it is released"
-        started = monotonic()
+        If that cannot be known here, as of a holder that is on another machine or stopped, the lock is watched: one
+        that is not renewed for `seconds`, or is released, counts as not at work. No clock but that of this process is
+        used."""
+        running,started = _is_at_work(holder),monotonic()
+        if running is not None: return running
         while monotonic()-started<seconds:
             sleep(LEASE_SECONDS/60)
             now = self.holder()
@@ -418,11 +404,11 @@ class FolderPlace(Place):
         if self._read is not None: self._read.append(manifest)
         return manifest
 
-    def plan(self): return self._plan(self.committed())
-    def _plan(self, dataset):
+    def plan(self):
         """Returns the plan of the unfinished ingest, or `None`; raises `CorruptSample` if it is damaged
 
-        `dataset` is what `committed` returned; its own plan, which may still be there, does not count."""
+        That of the dataset which is there does not count: it may not have been removed yet."""
+        dataset = self.committed()
         try: plan = unseal(self.hidden.read(PLAN_FILE), MAX_STATE)
         except FileNotFoundError: return None
         except ValueError as e:
@@ -438,7 +424,7 @@ class FolderPlace(Place):
         names of our shards, but neither a dataset nor an unfinished ingest."""
         if self.foreign: return
         dataset,plan = self.committed(),None
-        with suppress(CorruptSample): plan = self._plan(dataset)
+        with suppress(CorruptSample): plan = self.plan()
         is_index = any(prefix=='' for prefix in (dataset and dataset.prefix, plan and plan['prefix']))
         if is_index or 'manifest.json' in self.hidden.names():
             raise StoreExists(f'{self.url}: shards that others wrote are indexed here; choose another folder')
@@ -528,8 +514,8 @@ class FolderPlace(Place):
         drop:bool=False # As in `clean_up`
     )->tuple: # The plan of the unfinished ingest, or `None`; names of shards; names of files in our own folder
         "What neither the dataset nor an unfinished ingest needs; raises `CorruptSample` if nobody knows"
-        dataset,needed = self.committed(),set(keep)
-        plan = None if drop else self._plan(dataset)
+        plan,needed = None if drop else self.plan(),set(keep)
+        dataset = self.committed()   # after the plan: without the lock, an ingest may end meanwhile
         if plan and self.foreign: return plan,[],[]   # indices are named as the shards of others
         if dataset: needed |= files_of(dataset)|set(dataset.before if keep_before else ())
         def is_unneeded(name): return name not in needed and not (plan and generation_of(name)==plan['generation'])
@@ -539,7 +525,7 @@ class FolderPlace(Place):
 
     def drop_plan(self):
         dataset = self.committed()
-        try: plan = self._plan(dataset)
+        try: plan = self.plan()
         except CorruptSample: return self._drop_damaged_plan(dataset)
         if not plan: return
         self.foreign = not plan['prefix']

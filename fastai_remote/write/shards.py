@@ -6,6 +6,7 @@ import json, re, sys
 from array import array
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import starmap
 
 import numpy as np
 from fastcore.basics import chunked
@@ -17,7 +18,8 @@ from ..core import CorruptSample, MissingSample, seal, unseal
 from ..store.base import Store
 from ..store.bounded import MAX_FILE
 from ..store.shard_index import (
-    has_added_values, index_name, joined_tables, ordered_shards, ShardFile, ShardManifest, ShardTable, SummingFile)
+    has_added_values, index_name, joined_tables, ordered_shards, ShardFile, ShardManifest, ShardRow, ShardTable,
+    SummingFile)
 from ..store.shards import ShardReader
 from ..store.storage import Storage
 from .base import chunk_count, Writer
@@ -41,8 +43,7 @@ class ShardVersion(NewVersion):
         generation:int # Of the new version
     ):
         super().__init__(store)
-        # reads the indices: `store` keeps none of them, and so notices later that it was replaced
-        self.reader,self.counts = store.opener().renewed()(),dict(store.field_table.counts)
+        self.counts = dict(store.field_table.counts) # Number of samples that have each field
         self.manifest.generation,self.tables = generation,list(store.tables) # Table of the shards of each part
 
     @property
@@ -53,24 +54,22 @@ class ShardVersion(NewVersion):
         self.tables.append(ShardTable.unpack(part.shards))
         for field in self.counts.keys()&part.fields.keys(): self.counts[field] += part.fields[field].get('n', part.n)
         for field,spec in part.fields.items():
-            if spec['codec']=='cls': self._widen(field, part.vocab.get(field, ()))
+            if spec['codec']!='cls': continue
+            # the type has to hold all codes of the vocabulary; without one, the integers themselves
+            vocab,labels,known = self.manifest.vocab.get(field),[0, *part.vocab.get(field, ())],self.fields[field]
+            needed = narrow(min(labels), max(labels)) if vocab is None else code_dtype(len(vocab))
+            self.fields[field] = {**known, 'dtype':wider_dtype(self.manifest.name, field, known['dtype'], needed)}
         return number
-
-    def _widen(self, field, labels):
-        "Widens the type of a field for all codes of its vocabulary; without one, for the integers `labels`"
-        vocab,spec = self.manifest.vocab.get(field),self.fields[field]
-        needed = narrow(min([0,*labels]), max([0,*labels])) if vocab is None else code_dtype(len(vocab))
-        self.fields[field] = {**spec, 'dtype':wider_dtype(self.manifest.name, field, spec['dtype'], needed)}
 
     def free(self, numbers, fields):
         for field in fields:
-            self.counts[field] -= int(self.reader.has(field, numbers).sum())
-            if self.fields[field]['dtype'] is None: self.subtract_bytes(_value_bytes(self.reader, field, numbers))
+            self.counts[field] -= int(self.store.has(field, numbers).sum())
+            if self.fields[field]['dtype'] is None: self.subtract_bytes(_value_bytes(self.store, field, numbers))
 
     def forget(self, fields):
         for field in fields:
             n,dtype = self.counts.pop(field, 0),self.fields[field]['dtype']
-            self.subtract_bytes(_field_bytes(self.reader, field) if dtype is None else n*np.dtype(dtype).itemsize)
+            self.subtract_bytes(_field_bytes(self.store, field) if dtype is None else n*np.dtype(dtype).itemsize)
 
     def finish(self):
         manifest,files = super().finish()
@@ -79,11 +78,7 @@ class ShardVersion(NewVersion):
             if spec is None: continue
             spec = manifest.fields[field] = {key:value for key,value in spec.items() if key!='n'}
             if n<manifest.n: spec['n'] = n
-        self._pack_shards()
-        return manifest,files
-
-    def _pack_shards(self):
-        "Puts the tables of shards into the entries of parts, without those whose samples or fields were dropped"
+        # the tables of shards are without those whose samples or fields were dropped
         joined = joined_tables(self.tables)
         used,_ = ordered_shards(self.columns[''], joined, [part['n'] for part in self.parts])
         is_unused = np.ones(len(joined), bool)
@@ -92,6 +87,7 @@ class ShardVersion(NewVersion):
         for part,table,unused in zip(self.parts, self.tables, np.split(is_unused, ends)):
             is_added = has_added_values(part)
             if not is_added or not part['fields']: part['shards'] = table.freed(unused|is_added).pack()
+        return manifest,files
 
 def _value_bytes(store, field, numbers):
     """Returns how many bytes the values of a variable-width field of samples `numbers`, an array, have together
@@ -150,9 +146,7 @@ class ShardWriter(Writer):
         # The chunk that is being written
         self.stack = ExitStack() # Closes the file of the open shard
         self.open_shard,self.chunk = None,None # A `ShardFile`, or `None`; number of its chunk
-        # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression; of
-        # others' shards also `first` of `ShardTable`
-        self.shards = []
+        self.shards = [] # A `ShardRow` of each shard that was written
         self.put_samples,self.put_bytes = 0,0
 
     @property
@@ -299,8 +293,8 @@ class ShardWriter(Writer):
                 shard.close()
                 index = shard.columns.pack()
                 self.hidden.write(index_name(self.shard_name), index)   # first: a shard with an index is one of ours
-        self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, crc32(index),
-                            0])
+        self.shards.append(ShardRow(self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size,
+                                    crc32(index)))
 
     def _is_recorded(self, chunk):
         "Has an attempt recorded this chunk? For use while `publishing`"
@@ -325,8 +319,8 @@ class ShardWriter(Writer):
         """Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not
         damaged
 
-        Records of chunks that the plan does not have are left out. A record is what `done` got, with `shards` (rows as
-        the writer has them) and `failures`."""
+        Records of chunks that the plan does not have are left out. A record is what `done` got, with `shards` (of each
+        the values of a `ShardRow`) and `failures`."""
         chunks = sorted(map(record_number, filter(RECORD_FILE.match, self.hidden.names('.ingest'))))
         for some in chunked([chunk for chunk in chunks if chunk<chunk_count(self.plan)], 64):
             for chunk,content in zip(some, self._read_records(some, _USUAL_RECORD)):
@@ -353,7 +347,7 @@ class ShardWriter(Writer):
         size,n = 0,0
         for _,record in self.records():
             n += record['ok']
-            size += sum(shard_bytes+index_bytes for _,_,shard_bytes,_,index_bytes,*_ in record['shards'])
+            size += sum(row.size+row.idx for row in starmap(ShardRow, record['shards']))
         return size/max(n, 1),*self.storage.free_space()
 
     # Two chunks are written, the second one first. One of the samples fails.
@@ -415,17 +409,15 @@ _USUAL_RECORD = 1<<19   # bytes; longer ones are read once more, alone
 def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
 
 class _TableOfRows:
-    "A table of shards, of rows as `ShardWriter.shards` has them, in little memory"
-    def __init__(self): self.names,self.columns = [],[array('q') for _ in range(9)]
+    "A table of shards that is made of rows, in little memory"
+    def __init__(self): self.columns = {name:[] if name=='name' else array('q') for name in ShardRow._fields}
 
     def add(self, record):
         "Adds the shards of a record"
-        for name,*numbers in record['shards']:
-            self.names.append(name)
-            # the last numbers are only in rows of `index_shards`
-            for column,number in zip(self.columns, [*numbers, 0, 0]): column.append(number)
+        for row in starmap(ShardRow, record['shards']):
+            for column,value in zip(self.columns.values(), row): column.append(value)
 
     def table(self):
         "The `ShardTable`"
-        n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = map(np.array, self.columns)
-        return ShardTable(self.names, n, size, crc, index_size, index_crc, raw_size, kind, first, stamp)
+        names,*_ = self.columns.values()
+        return ShardTable(names, **{name:np.array(self.columns[name]) for name in ShardRow._fields[1:]})
