@@ -583,13 +583,12 @@ def index_shards(
         if not known.is_complete: raise
         raise StoreExists(f'{writer.url}: these {len(names):,} shards are indexed already, and none is new; '
                           'overwrite=True indexes all of them anew') from e
-    job = ShardIndexJob(writer, source, names, known)
     try:
         rows = (row for _,record in writer.records() for row in starmap(ShardRow, record['shards']))
         recorded = [(row.name, row.size, row.crc, row.stamp) for row in rows]
         advice = f'{writer.place.how_to_abandon} drops what an interrupted run has indexed'
         _check_unchanged(source, recorded, advice)
-        report = run_ingest(job, writer, num_workers, limit, progress)
+        report = run_ingest(ShardIndexJob(writer, source, names, known), writer, num_workers, limit, progress)
         report.open_store = partial(ShardStore, source if to is None else target, shards_url=to and source)
         if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0
         return report
