@@ -1,5 +1,5 @@
 "Workers of an ingest have the settings and the code of the process that started it, as if it worked alone"
-import importlib, io, os, sys
+import importlib, io, os, sys, tempfile, time
 
 import pytest
 from PIL import Image, ImageFile
@@ -43,6 +43,15 @@ def test_what_is_stored_does_not_depend_on_the_number_of_workers(tmp_path, monke
     monkeypatch.undo()
     assert stored(2)==before
 
+def pids():
+    "The processes of the two workers: each of two calls waits until the other worker has the other call"
+    with tempfile.TemporaryDirectory() as folder:
+        def meet(_):
+            open(f'{folder}/{os.getpid()}', 'w').close()
+            while len(os.listdir(folder))<2: time.sleep(.005)
+            return os.getpid()
+        return {*parallel_map(meet, range(2), 2)}
+
 MODULE = '''
 def fn(i): return {{'txt':'{text}'}}
 class Label:
@@ -58,11 +67,10 @@ def test_a_reloaded_module_is_what_workers_run(tmp_path, monkeypatch):
     file.write_text(MODULE.format(text='old'))
     module = importlib.import_module('edited_module')
     def texts(f): return set(write(tmp_path/'d', list(range(8)), 2, fn=f).get_many(range(8), 'txt', decode=True)['txt'])
-    def pids(): return set(parallel_map(lambda _: os.getpid(), range(8), 2))
     try:
         assert texts(module.fn)=={'old'}
         workers = pids()
-        assert texts(module.fn)=={'old'} and pids()&workers   # they are kept
+        assert texts(module.fn)=={'old'} and pids()==workers   # they are kept
         file.write_text(MODULE.format(text='new')+"def added(i): return {'txt':'added'}\n")
         importlib.reload(module)
         assert texts(module.fn)=={'new'} and texts(module.added)=={'added'} and not pids()&workers
@@ -71,11 +79,10 @@ def test_a_reloaded_module_is_what_workers_run(tmp_path, monkeypatch):
 @pytest.mark.timeout(100)
 def test_a_forked_process_has_workers_of_its_own():
     "It inherits the executor of its parent, whose workers it can neither reach nor end"
-    def pids(): return {*parallel_map(lambda _: os.getpid(), range(8), 2)}
     workers = pids()
     forked = start_fork(pids)()
     assert isinstance(forked, set), forked
-    assert not forked&workers and pids()&workers   # those of the parent are still there
+    assert not forked&workers and pids()==workers   # those of the parent are still there
 
 class Reversed(Codec):
     "A codec of texts that stores them reversed"
