@@ -187,6 +187,13 @@ def test_a_grid_is_made_of_the_types_of_fastai(all_kinds):
     assert {text.get_text() for text in axes[0].texts}=={'cat','a<b>'} and axes[0].collections   # boxes, points
     plt.close('all')
 
+def test_titles_of_a_grid_are_not_drawn_over_the_row_above():
+    "Square images leave no room at the sides; the titles have five lines"
+    axes = in_memory([{'jpg':photo(i, (40,40)), 'cls':'a', 'txt':'some words '*20} for i in range(4)]).show(ncols=2)
+    axes[0].figure.canvas.draw()
+    assert axes[2].title.get_window_extent().y1<axes[0].get_window_extent().y0
+    plt.close('all')
+
 def test_recordings_are_curves_and_texts_and_numbers_a_table(capsys):
     (ax,) = in_memory([{'wav':recording(), 'cls':'a'}]).show()
     assert len(ax.lines)==1 and ax.get_xlabel()=='seconds' and ax.title.get_text()=='a\n#0'

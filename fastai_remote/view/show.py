@@ -126,12 +126,15 @@ def show_samples(
                for k,number in enumerate(numbers.tolist())]
     if not any(shown_kind(store, field) in _DRAWN for field in fields): return _show_table(numbers, samples)
     n_columns = ncols or min(len(numbers), 4)
-    size = figsize or (3*n_columns,3.4*-(-len(numbers)//n_columns))
-    axes = get_grid(len(numbers), ncols=n_columns, figsize=size, **kwargs)
+    n_rows = -(-len(numbers)//n_columns)
+    axes = get_grid(len(numbers), ncols=n_columns, figsize=figsize or (3*n_columns,3*n_rows), **kwargs)
     for k,(number,sample,ax) in enumerate(zip(numbers.tolist(), samples, axes)):
         recordings = {field:audio_of(field_codec(store, field).from_bytes(values[field][k]))
                       for field,shown in sample.items() if shown.kind=='audio'}
         _show_on(ax, number, list(sample.values()), recordings)
+    # room for the titles, without which `tight_layout` would have to be called twice
+    n_lines = max(ax.get_title().count('\n')+1 for ax in axes)
+    if not figsize: axes[0].figure.set_figheight((3.2+.2*n_lines)*n_rows)
     axes[0].figure.tight_layout()
     return axes
 
